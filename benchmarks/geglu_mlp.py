@@ -26,10 +26,10 @@ def reference(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor:
     return linear(gate_up.reference(x, w_gate_up), w_down)
 
 
-def min_bytes(shape: Shape, itemsize: int, direction: str) -> int:
+def moved(shape: Shape, direction: str) -> int:
     """x and the weights in, y out; backward dy, x and the weights in, all gradients out."""
     tensor, weights = shape["batch"] * shape["width"], 3 * shape["hidden"] * shape["width"]
-    return {"forward": 2 * tensor + weights, "backward": 3 * tensor + 2 * weights}[direction] * itemsize
+    return {"forward": 2 * tensor + weights, "backward": 3 * tensor + 2 * weights}[direction]
 
 
 def flops(shape: Shape, direction: str) -> int:
@@ -37,7 +37,7 @@ def flops(shape: Shape, direction: str) -> int:
     return {"forward": 6, "backward": 12}[direction] * shape["batch"] * shape["hidden"] * shape["width"]
 
 
-WORK = Work("geglu_mlp", inputs, reference, min_bytes, flops)
+WORK = Work("geglu_mlp", inputs, reference, moved, flops)
 
 
 def inputs_apart(shape: Shape) -> tuple[Tensor, ...]:

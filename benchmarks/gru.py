@@ -5,7 +5,7 @@ from torch import Tensor
 
 from benchmarks.run import Operation
 from labkit import kernels, work
-from labkit.work.gru_by_time import parted
+from labkit.work.recurrences import parted
 
 
 def batch_first(x: Tensor, *weights: Tensor) -> Tensor:

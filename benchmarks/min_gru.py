@@ -8,7 +8,7 @@ from torch import Tensor
 from benchmarks.linear_recurrence import SEQUENCES, short
 from benchmarks.run import Operation
 from labkit import kernels
-from labkit.work import Shape, linear_recurrence
+from labkit.work import linear_recurrence, per_element
 
 
 def reference(z: Tensor, candidate: Tensor) -> Tensor:
@@ -20,14 +20,10 @@ def reference(z: Tensor, candidate: Tensor) -> Tensor:
     return torch.stack(states, 1)
 
 
-def flops(shape: Shape, direction: str) -> int:
-    """1 - z, two products, their sum; backward 1 - z, two for the gradient of h, two for z's, one for the
-    candidate's."""
-    return {"forward": 4, "backward": 6}[direction] * shape["batch"] * shape["time"] * shape["width"]
-
-
 # Inputs, sizes and bytes are those of the linear recurrence: gates between 0 and 1, and what goes in.
-WORK = replace(linear_recurrence, name="min_gru", reference=reference, flops=flops)
+# Operations: 1 - z, two products, their sum; backward 1 - z, two for the gradient of h, two for z's, one for
+# the candidate's.
+WORK = replace(linear_recurrence, name="min_gru", reference=reference, flops=per_element(4, 6))
 OPERATION = Operation(
     "min_gru",
     WORK,

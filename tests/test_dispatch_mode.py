@@ -5,10 +5,10 @@ from collections import Counter
 
 import torch
 
-from labkit import dispatch_mode
+from labkit.measure.launch_counts import LightDispatchMode
 
 
-class Seen(dispatch_mode.LightDispatchMode):
+class Seen(LightDispatchMode):
     def __init__(self):
         super().__init__()
         self.names = Counter()

@@ -1,5 +1,8 @@
 """The device that the course runs on, and what is asked of it."""
 
+from types import SimpleNamespace
+
+import pynvml
 import pytest
 import torch
 
@@ -55,3 +58,36 @@ def test_a_card_is_named_by_its_uuid_and_does_not_tell_it(monkeypatch):
         names[uuid] = labkit.gpu.card()
     assert names[""] == "" and names["GPU-1"] != names["GPU-2"] and "GPU" not in names["GPU-1"]
     assert {len(names[uuid]) for uuid in ("GPU-1", "GPU-2")} == {8}
+
+
+def refuse(*_):
+    raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+
+def driver(handle=lambda uuid: uuid, reasons=lambda gpu: 0x4):
+    return SimpleNamespace(
+        nvmlDeviceGetHandleByUUID=handle, nvmlDeviceGetCurrentClocksThrottleReasons=reasons
+    )
+
+
+def test_why_clocks_are_held_down_is_the_drivers_word_where_it_has_one(monkeypatch):
+    monkeypatch.setattr("labkit.gpu.uuid", lambda: "GPU-1")
+    for library, bits in [
+        (None, 0),
+        (driver(), 0x4),
+        (driver(handle=refuse), 0),
+        (driver(reasons=refuse), 0),
+    ]:
+        monkeypatch.setattr(labkit.gpu, "nvml", lambda library=library: library)
+        assert labkit.gpu.throttle_bits() == bits
+    monkeypatch.setattr("labkit.gpu.uuid", lambda: "")
+    monkeypatch.setattr(labkit.gpu, "nvml", driver)
+    assert labkit.gpu.throttle_bits() == 0, "a simulated GPU has no driver"
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_a_machine_without_a_driver_has_no_library(monkeypatch, starts):
+    monkeypatch.setattr(pynvml, "nvmlInit", (lambda: None) if starts else refuse)
+    labkit.gpu.nvml.cache_clear()
+    assert labkit.gpu.nvml() is (pynvml if starts else None)
+    labkit.gpu.nvml.cache_clear()

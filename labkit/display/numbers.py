@@ -10,8 +10,7 @@ from labkit import gpu
 from labkit.display.style import digits, show
 from labkit.display.table import MISSING, Measured, origin, show_table
 from labkit.measure import clocks, copies, launch_counts, profiles, session
-from labkit.measure.clocks import Timing
-from labkit.measure.cold_cache import TimedCall
+from labkit.measure.clocks import TimedCall, Timing
 from labkit.work import Shape, Work
 
 GIB = 1

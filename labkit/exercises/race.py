@@ -17,7 +17,7 @@ from labkit.display.style import show
 from labkit.display.table import show_table
 from labkit.exercises import common_hints, engine, judge
 from labkit.exercises.engine import Exercise, Finding, RaceSpec
-from labkit.measure import correctness, launch_counts, lock
+from labkit.measure import correctness, launch_counts
 
 LIMIT_S = 60.0
 """Seconds for the first run at size, compiling included."""
@@ -41,7 +41,7 @@ def problem_at_size(lesson: str, exercise: Exercise, file: Path) -> Finding | No
     if not gpu.available():
         return None
     try:
-        with lock.gpu_lock():
+        with gpu.locked():
             found: str = child_process.run(_run_at_size, lesson, exercise.name, file, seconds=LIMIT_S)
     except child_process.ChildError as error:
         observed = f"At the race's size, in a process of its own, it failed: {error}"

@@ -30,8 +30,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from labkit import dispatch_mode, interpreter
-from labkit.measure.launch_counts import starts_work
+from labkit import interpreter
+from labkit.measure.launch_counts import LightDispatchMode, starts_work
 
 WAIT_US, COMPILE_US, CAPTURE_US, UPLOAD_US, REPLAY_US = 2.0, 40_000.0, 900.0, 400.0, 8.0
 """What these cost the host; a wait beside the device's work, a capture beside its launches."""
@@ -68,7 +68,7 @@ def duration(part: list[LogEntry]) -> float:
     return part[-1].us - part[0].us
 
 
-class SimulatedGpu(dispatch_mode.LightDispatchMode):
+class SimulatedGpu(LightDispatchMode):
     """The device. While it is active PyTorch works on its streams; ``cuda`` stands for torch.cuda."""
 
     def __init__(self, wait_us: float = WAIT_US, compile_us: float = COMPILE_US) -> None:

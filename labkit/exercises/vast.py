@@ -21,10 +21,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from labkit import interpreter
-from labkit.dispatch_mode import LightDispatchMode
 from labkit.exercises import common_hints, exception_hints
 from labkit.exercises.engine import Call, Exercise, Finding
 from labkit.exercises.recorded import Recorded
+from labkit.measure.launch_counts import LightDispatchMode
 
 LARGE_BYTES = 2**24
 """From so many bytes on a tensor is address space; PyTorch computes with smaller ones."""

@@ -12,7 +12,8 @@ Cache states:
 
 Contenders are interleaved in shuffled order. A timing is the median of the samples with the 20th and 80th
 percentile. With the host clock, which everything else on the machine disturbs, there are seven rounds of
-samples, and the timing is that of the round with the least median.
+samples, and the timing is that of the round with the least median. What disturbed a timing is noted:
+clocks that were held down, which NVIDIA's management library says between samples, and a wide spread.
 """
 
 import math
@@ -29,8 +30,6 @@ import numpy as np
 import torch
 
 from labkit import gpu
-from labkit.measure import noise
-from labkit.measure.cold_cache import TimedCall, rotating_inputs
 
 Clock = Literal["host", "events", "graph"]
 Cache = Literal["cold", "warm"]
@@ -49,6 +48,32 @@ WARMUPS = 3
 EVENT_CALLS = 8
 """Calls per sample with the events clock; each call is between its own pair of events."""
 
+THROTTLE_BITS = {
+    0x04: "power limit",
+    0x08: "hardware slowdown",
+    0x20 | 0x40: "temperature",
+    0x80: "power supply",
+}
+"""NVML's reasons for lower clocks, but for those that are no disturbance: idle, or set so by somebody."""
+MAX_RELATIVE_SPREAD = {"graph": 0.10, "events": 0.30, "host": 0.30}
+"""p80 - p20 over the median, by clock: on a quiet H200 1 of 100 rows by the graph clock is above, none by
+events, and by the host clock 1 of 10, where Python itself was disturbed."""
+CLOCK_RESOLUTION_US = 0.5
+"""A narrower spread is that of the clock itself."""
+
+
+@dataclass(frozen=True)
+class TimedCall:
+    """A call to be timed: ``call(*inputs)``.
+
+    With ``setup``, each set of inputs first passes through ``setup(*inputs)`` outside the timed region and
+    ``call`` receives what it returns; a backward pass is set up by its forward pass this way.
+    """
+
+    call: Callable[..., Any]
+    inputs: tuple[Any, ...] = ()
+    setup: Callable[..., tuple[Any, ...]] | None = None
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -62,7 +87,7 @@ class Timing:
     runs: int
     note: str = ""
     noise: str = ""
-    """What disturbed it, see labkit.measure.noise; empty for a quiet one."""
+    """What disturbed it, see `disturbance`; empty for a quiet one."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +158,7 @@ def measure(
             for name in names:
                 with keep_error(name):
                     samplers[name].take_sample(round_)
-            throttled |= noise.throttle_bits()
+            throttled |= gpu.throttle_bits()
     return {name: not_timed.get(name) or samplers[name].timing(throttled) for name in calls}
 
 
@@ -232,7 +257,7 @@ class _Sampler:
         """The median of the round with the least one, and what disturbed it."""
         best = min(self.rounds_us, key=lambda round_us: float(np.median(round_us)))
         p20, median, p80 = (float(us) for us in np.percentile(best, (20, 50, 80)))
-        disturbed = noise.disturbance(throttled, self.clock, median, p80 - p20)
+        disturbed = disturbance(throttled, self.clock, median, p80 - p20)
         return Timing(self.clock, self.cache, median, p20, p80, len(best), self.note, disturbed)
 
 
@@ -304,6 +329,52 @@ class DeviceTimer:
         """
         self.stream.wait_stream(torch.cuda.current_stream())
         return torch.cuda.stream(self.stream)
+
+
+# ---- the cold cache ----------------------------------------------------------------------------------------
+
+
+def rotating_inputs(timed_call: TimedCall, l2_bytes: int) -> list[tuple[Any, ...]]:
+    """Sets of inputs that together exceed twice ``l2_bytes``: those of the call, and clones of them.
+
+    With ``setup`` each set is what ``setup`` returns for it. The clones keep dtype, strides and
+    ``requires_grad``; inputs that are no tensors are shared.
+    """
+    tensors = [_stored(t) for t in timed_call.inputs if isinstance(t, torch.Tensor)]
+    size = sum(t.numel() * t.element_size() for t in tensors)
+    count = 2 * l2_bytes // size + 1 if size else 1
+    inputs = timed_call.inputs
+    sets = [inputs, *(tuple(_clone(value) for value in inputs) for _ in range(count - 1))]
+    return [timed_call.setup(*values) for values in sets] if timed_call.setup else sets
+
+
+def _clone(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    stored = _stored(value)
+    copy = torch.empty_strided(stored.size(), stored.stride(), dtype=value.dtype, device=value.device)
+    return copy.copy_(stored).expand_as(value).requires_grad_(value.requires_grad)
+
+
+def _stored(value: torch.Tensor) -> torch.Tensor:
+    """The part of an expanded tensor that is in memory: one element along each repeated dimension."""
+    stored = value.detach()
+    for dimension, stride in enumerate(value.stride()):
+        if stride == 0 and value.size(dimension):
+            stored = stored.narrow(dimension, 0, 1)
+    return stored
+
+
+# ---- what is noted of a timing -----------------------------------------------------------------------------
+
+
+def disturbance(bits: int, clock: str, median_us: float, spread_us: float) -> str:
+    """What disturbed a timing, from all bits that were seen meanwhile and p80 - p20; empty if nothing did."""
+    held = [reason for bit, reason in THROTTLE_BITS.items() if bits & bit]
+    limit = MAX_RELATIVE_SPREAD[clock]
+    found = [f"slowed down by {' and '.join(held)}"] * bool(held)
+    found += [f"spread above {limit:.0%}"] * (spread_us > max(limit * median_us, CLOCK_RESOLUTION_US))
+    return "; ".join(found)
 
 
 def describe(error: BaseException) -> str:

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from labkit import gpu
-from labkit.measure.cold_cache import TimedCall
+from labkit.measure.clocks import TimedCall
 
 
 @triton.jit

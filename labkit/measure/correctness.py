@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit import dispatch_mode, gpu
+from labkit import gpu
+from labkit.measure.launch_counts import LightDispatchMode
 
 Call = Callable[..., Tensor]
 Inputs = Callable[[tuple[int, ...]], tuple[Tensor, ...]]
@@ -236,7 +237,7 @@ _OTHERS = (torch.uint8, 64)
 """For dtypes without a NaN, bytes that no bool and hardly a small integer holds."""
 
 
-class GuardZones(dispatch_mode.LightDispatchMode):
+class GuardZones(LightDispatchMode):
     """While active, new uninitialised floating-point tensors hold NaN and lie between fences of NaN.
 
     ``fence`` is the length of each fence, in elements.

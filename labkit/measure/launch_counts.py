@@ -7,6 +7,7 @@ tensors once. Of an interpreted Triton kernel the loads and stores are counted l
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,9 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch._library.custom_ops import OPDEFS
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from labkit import dispatch_mode, gpu, interpreter
+from labkit import gpu, interpreter
 
 _ALLOCATES = {
     "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "resize_",
@@ -64,7 +66,31 @@ def recording() -> Iterator[list[Launch]]:
         yield launches
 
 
-class _Operations(dispatch_mode.LightDispatchMode):
+class LightDispatchMode(TorchDispatchMode):
+    """A TorchDispatchMode whose first operation does not import torch's compiler, which takes a second.
+
+    PyTorch disables the compiler inside every mode, and imports it for that. If nobody else has imported it,
+    there is nothing to disable.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        plain = cls.__torch_dispatch__
+        without_compiler = torch._disable_dynamo(plain)
+
+        def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            chosen = without_compiler if "torch._dynamo" in sys.modules else plain
+            return chosen(self, func, types, args, kwargs)
+
+        cls.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Turn off PyTorch's own way of disabling the compiler; the method above does it."""
+        return False
+
+
+class _Operations(LightDispatchMode):
     """Records the operations below autograd, backward passes included."""
 
     def __init__(self, launches: list[Launch]) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from labkit import gpu
-from labkit.measure import lock
 
 WARMUPS = 3
 """So often a call runs before it is profiled: the first time it may compile, or choose among kernels."""
@@ -51,7 +50,7 @@ def _least_disturbed(profiles: Sequence[Profile]) -> Profile:
 def _trace(call: Callable[[], Any]) -> list[dict[str, Any]]:
     """The ``traceEvents`` of the chrome trace of one call, which runs twice."""
     with (
-        lock.gpu_lock(),
+        gpu.locked(),
         tempfile.TemporaryDirectory() as folder,
         _without_profiler_messages(),
         _cupti_detached_afterwards(),

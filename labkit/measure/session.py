@@ -14,9 +14,8 @@ from torch import Tensor
 
 from labkit import gpu, notebooks
 from labkit.measure import clocks, copies, stamp, tape
-from labkit.measure.cold_cache import TimedCall
+from labkit.measure.clocks import TimedCall
 from labkit.measure.correctness import relative_error
-from labkit.measure.lock import gpu_lock
 from labkit.measure.tape import Row
 from labkit.work import Shape, Work
 
@@ -160,7 +159,7 @@ class Session:
         }
         passes: dict[Point, list[list[Row]]] = {point: [] for point in points if not all(kept[point])}
         found = {}
-        with gpu_lock(), gpu.full_float32():
+        with gpu.locked(), gpu.full_float32():
             for _ in range(PASSES - 1 if self.tape else 0):
                 for point in passes:
                     if point.clock == "host":
@@ -193,7 +192,7 @@ class Session:
                     calls[way.name] = clocks.timed_call(way.call, given, point.direction)
             except Exception as problem:  # becomes the note of this way's gap
                 notes[way.name] = clocks.describe(problem)
-        needed = {way: moved(way.work, point.axes, dtype.itemsize, point.direction) for way in rows}
+        needed = {way: way.work.min_bytes(point.axes, dtype.itemsize, point.direction) for way in rows}
         sizes = {needed[way] for way in rows if way.name in calls and point.clock != "host"}
         beside = {f"{name} {size}": call for size in sizes for name, call in copies.calls(size).items()}
         timings = clocks.measure(calls | beside, clock=point.clock, cache=point.cache)
@@ -217,7 +216,7 @@ class Session:
             return self.recorded.get(row.key, row)
         if self.tape and (kept := self._kept(row)):
             return self._keep(kept)
-        with gpu_lock(), gpu.full_float32():
+        with gpu.locked(), gpu.full_float32():
             value = function()
         return self._keep(replace(row, value=value, **tape.where_and_when()))
 
@@ -253,12 +252,6 @@ def fastest(passes: Sequence[list[Row]]) -> list[Row]:
 
 
 # ---- calls and their results -------------------------------------------------------------------------------
-
-
-def moved(work: Work, axes: Shape, itemsize: int, direction: str) -> int:
-    """The fewest bytes of a direction; of "forward_backward" those of both passes, one after the other."""
-    passes = ("forward", "backward") if direction == "forward_backward" else (direction,)
-    return sum(work.min_bytes(axes, itemsize, each) for each in passes)
 
 
 def drawn(work: Work, axes: Shape, dtype: torch.dtype, direction: str) -> tuple[Any, ...]:

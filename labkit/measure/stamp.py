@@ -2,9 +2,9 @@
 
 What is measured stands in a lesson's cells tagged ``kernel`` or ``way``, in its solutions, in
 ``labkit.kernels`` and in ``labkit.work``. Syntax trees are hashed, without docstrings, so neither a comment
-nor the formatting counts. Of the cells those definitions count that the measured function reaches by name; of
-``labkit.kernels`` and ``labkit.work`` whole files, those that are reached by import statements. The clock,
-and the copy beside which everything is timed, count for every row.
+nor the formatting counts. Of the cells, and of ``labkit.work``, those definitions count that the measured
+function, or the work, reaches by name; of ``labkit.kernels`` whole files, those that are reached by import
+statements. The clock, and the copy beside which everything is timed, count for every row.
 """
 
 import ast
@@ -21,7 +21,7 @@ MEASURED = {"kernel", "way"}
 REACHED = {"setup", *MEASURED}
 """Tags of the cells whose definitions count where they are reached from there."""
 KERNELS, WORK = paths.PACKAGE / "kernels", paths.PACKAGE / "work"
-CLOCK = [paths.PACKAGE / "measure" / f"{name}.py" for name in ("clocks", "cold_cache", "copies")]
+CLOCK = [paths.PACKAGE / "measure" / f"{name}.py" for name in ("clocks", "copies")]
 Definitions = dict[str, list[ast.stmt]]
 """By name the statements that define it, each import and each redefinition too."""
 
@@ -33,14 +33,14 @@ def stamp_of(lesson: Path, uses: Iterable[str]) -> str:
     for use in sorted(uses):
         kind, _, name = use.rpartition(" ")
         if kind == "work":
-            trees += [dump(_parsed(file)) for file in reached_files(WORK, [name])]
+            trees += map(dump, reach(name, work_definitions(name)))
         elif kind == "labkit.kernels":
-            trees += [dump(_parsed(file)) for file in reached_files(KERNELS, [name])]
+            trees += [dump(_parsed(file)) for file in reached_files([name])]
         elif kind in ("cell", "solution"):
             solutions = solution_definitions(lesson) if kind == "solution" else {}
             reached = reach(name, {**known, **solutions})
             named = {each for tree in reached for each in imported_kernels(tree)}
-            trees += [*map(dump, reached), *(dump(_parsed(file)) for file in reached_files(KERNELS, named))]
+            trees += [*map(dump, reached), *(dump(_parsed(file)) for file in reached_files(named))]
     return hashlib.sha256("\n".join(trees).encode()).hexdigest()[:12]
 
 
@@ -127,12 +127,22 @@ def imported_kernels(tree: ast.AST) -> set[str]:
 # ---- labkit's own files ------------------------------------------------------------------------------------
 
 
-def reached_files(folder: Path, names: Iterable[str]) -> list[Path]:
-    """The files of labkit.kernels or labkit.work that define these names, and those that these import."""
-    package = "labkit.work" if folder == WORK else "labkit.kernels"
-    # labkit.work.base says what a work is, and computes nothing.
-    files = {file.stem: file for file in folder.glob("[!_]*.py") if file.stem != "base"}
-    exports = {alias.name: module for module, alias in _imported(_parsed(folder / "__init__.py"), package)}
+def work_definitions(name: str) -> Definitions:
+    """What the file defines in which a work of this name stands; nothing where there is none."""
+    module = _exports(WORK, "labkit.work").get(name)
+    return _defined([(WORK / f"{module}.py").read_text(encoding="utf-8")]) if module else {}
+
+
+def _exports(folder: Path, package: str) -> dict[str, str]:
+    """By each name that a package exports the module that it is from."""
+    return {alias.name: module for module, alias in _imported(_parsed(folder / "__init__.py"), package)}
+
+
+def reached_files(names: Iterable[str]) -> list[Path]:
+    """The files of labkit.kernels that define these names, and those that these import."""
+    package = "labkit.kernels"
+    files = {file.stem: file for file in KERNELS.glob("[!_]*.py")}
+    exports = _exports(KERNELS, package)
     waiting = [exports.get(name, name) for name in names]
     found: set[str] = set()
     while waiting:

@@ -18,7 +18,6 @@ import torch
 import triton
 
 from labkit import gpu, paths
-from labkit.measure import noise
 
 SHOWN = "nvidia-h200"
 """The device whose tapes figures show where several have the lesson."""
@@ -88,7 +87,7 @@ def here() -> dict[str, str]:
     """
     device, driver = "CPU, interpreted", ""
     if gpu.available():
-        nvml = noise.nvml()
+        nvml = gpu.nvml()
         device = torch.cuda.get_device_properties(0).name
         driver = nvml.nvmlSystemGetDriverVersion() if nvml else "unknown"
     return {"device": device, "driver": driver, "torch": torch.__version__, "triton": triton.__version__}

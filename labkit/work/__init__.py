@@ -1,25 +1,17 @@
-"""What layers compute: inputs, float64 reference, fewest bytes, operations. One operation a file."""
+"""What layers compute: inputs, float64 reference, fewest bytes, operations. A family a file."""
 
-from labkit.work.affine import affine
-from labkit.work.base import Shape, Work
-from labkit.work.copy import copy
-from labkit.work.gate_up import gate_up
-from labkit.work.gated_block import gated_block
-from labkit.work.gelu_mul import gelu_mul
-from labkit.work.gelus import gelus
-from labkit.work.grouped import grouped
-from labkit.work.gru import gru
-from labkit.work.gru_by_time import gru_by_time
-from labkit.work.linear import linear
-from labkit.work.linear_gelu import linear_gelu
-from labkit.work.linear_recurrence import linear_recurrence
-from labkit.work.matmul import matmul
-from labkit.work.network import network
-from labkit.work.rms_norm import rms_norm
-from labkit.work.rms_recurrence import rms_recurrence
-from labkit.work.row_product import row_product
-from labkit.work.softmax import softmax
-from labkit.work.time_last import time_last
+from labkit.work.base import Shape, Work, per_element
+from labkit.work.pointwise import affine, copy, gelu_mul, gelus, row_product
+from labkit.work.products import gate_up, grouped, linear, linear_gelu, matmul, network
+from labkit.work.recurrences import (
+    gated_block,
+    gru,
+    gru_by_time,
+    linear_recurrence,
+    rms_recurrence,
+    time_last,
+)
+from labkit.work.rows import rms_norm, softmax
 
 __all__ = [
     "Shape",
@@ -38,6 +30,7 @@ __all__ = [
     "linear_recurrence",
     "matmul",
     "network",
+    "per_element",
     "rms_norm",
     "rms_recurrence",
     "row_product",

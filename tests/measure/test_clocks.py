@@ -8,9 +8,8 @@ import pytest
 import torch
 from simulated import L2_BYTES, Gpu, out_of_memory, ticking
 
-from labkit.measure import clocks, cold_cache, noise
-from labkit.measure.clocks import NotTimed
-from labkit.measure.cold_cache import TimedCall
+from labkit.measure import clocks
+from labkit.measure.clocks import NotTimed, TimedCall
 
 CLOCKS = ("host", "events", "graph")
 
@@ -178,7 +177,7 @@ def test_as_many_outputs_are_alive_as_there_are_sets(gpu, cache, most):
     ],
 )  # fmt: skip
 def test_clones_keep_values_dtype_strides_and_what_requires_gradients(tensor):
-    first, *sets = cold_cache.rotating_inputs(TimedCall(lambda x: x, (tensor,)), 500)
+    first, *sets = clocks.rotating_inputs(TimedCall(lambda x: x, (tensor,)), 500)
     assert first[0] is tensor and len(sets) > 1
     for (clone,) in sets:
         assert (clone.dtype, clone.shape, clone.stride()) == (tensor.dtype, tensor.shape, tensor.stride())
@@ -189,14 +188,14 @@ def test_clones_keep_values_dtype_strides_and_what_requires_gradients(tensor):
 
 def test_all_inputs_of_a_set_are_cloned_and_others_are_shared():
     first, second, text = torch.zeros(50), torch.ones(50), "sum"
-    sets = cold_cache.rotating_inputs(TimedCall(lambda *_: None, (first, second, text, 3)), 1000)
+    sets = clocks.rotating_inputs(TimedCall(lambda *_: None, (first, second, text, 3)), 1000)
     assert len(sets) == 6, "six sets of 400 bytes exceed 2000"
     assert all(values[2] is text and values[3] == 3 for values in sets)
     assert len({values[1].data_ptr() for values in sets}) == 6
     row = torch.zeros(10).expand(1000, 10)
-    assert len(cold_cache.rotating_inputs(TimedCall(len, (row,)), 400)) == 21, "what is in memory counts"
+    assert len(clocks.rotating_inputs(TimedCall(len, (row,)), 400)) == 21, "what is in memory counts"
     for inputs in ((), (torch.zeros(0),), ("text",)):
-        assert cold_cache.rotating_inputs(TimedCall(lambda *_: None, inputs), 1000) == [inputs]
+        assert clocks.rotating_inputs(TimedCall(lambda *_: None, inputs), 1000) == [inputs]
 
 
 def test_warm_up_runs_on_the_stream_of_the_capture(gpu):
@@ -326,8 +325,22 @@ def test_a_wide_spread_is_noise_and_a_tick_of_the_clock_is_not(gpu, monkeypatch)
     assert measure(ticking(gpu, 3.0, 5.0, 40.0), clock="events").noise == "spread above 30%"
     assert measure(ticking(gpu, 1.0, 1.2, 1.4), clock="events").noise == ""
     seen = iter([0x0, 0x4, *[0x0] * 100])
-    monkeypatch.setattr(noise, "throttle_bits", lambda: next(seen))
+    monkeypatch.setattr("labkit.gpu.throttle_bits", lambda: next(seen))
     even, uneven = lambda: gpu.launch(0.0, 30.0), ticking(gpu, 3.0, 5.0, 40.0)
     timings = clocks.measure({"even": TimedCall(even), "uneven": TimedCall(uneven)}, clock="events")
     assert timings["even"].noise == "slowed down by power limit", "all of the run"
     assert timings["uneven"].noise == "slowed down by power limit; spread above 30%"
+
+
+def test_a_disturbance_is_named_by_the_measure_of_its_clock():
+    said = {
+        (0, "graph", 100.0, 10.0): "", (0, "graph", 100.0, 10.1): "spread above 10%",
+        (0, "graph", 1.4, 0.4): "",
+        (0, "events", 20.0, 5.9): "", (0, "events", 20.0, 6.1): "spread above 30%",
+        (0, "host", 100.0, 31.0): "spread above 30%",
+        (0x1 | 0x2 | 0x100, "graph", 9.0, 0.0): "",  # idle, or set so by somebody
+        (0x20, "graph", 9.0, 0.0): "slowed down by temperature",
+        (0x88, "graph", 9.0, 0.0): "slowed down by hardware slowdown and power supply",
+        (0x4, "host", 100.0, 31.0): "slowed down by power limit; spread above 30%",
+    }  # fmt: skip
+    assert {given: clocks.disturbance(*given) for given in said} == said

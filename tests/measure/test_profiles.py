@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import labkit
-from labkit.measure import clocks, cold_cache, lock, profiles
+from labkit.measure import clocks, profiles
 
 TRACE = Path(__file__).parents[1] / "data" / "chrome_trace.json"
 """Made by hand: a product, a sum, a Triton kernel on another stream, and a graph of two nodes."""
@@ -52,12 +52,12 @@ def test_one_call_is_traced_while_the_gpu_is_locked(monkeypatch):
     held = []
 
     @contextmanager
-    def gpu_lock():
+    def locked():
         held.append(True)
         yield
         held.pop()
 
-    monkeypatch.setattr(lock, "gpu_lock", gpu_lock)
+    monkeypatch.setattr("labkit.gpu.locked", locked)
     monkeypatch.setenv("TEARDOWN_CUPTI", "0")
     monkeypatch.setenv("DISABLE_CUPTI_LAZY_REINIT", "1")
     seen = []
@@ -83,7 +83,7 @@ def test_launches_cost_the_host_no_more_after_a_profile():
 
     def host_us():
         """The least of several: others may share the host's cores for seconds."""
-        jobs = {"call": cold_cache.TimedCall(call)}
+        jobs = {"call": clocks.TimedCall(call)}
         return min(clocks.measure(jobs, clock="host", cache="warm")["call"].median_us for _ in range(5))
 
     before, profile = host_us(), profiles.profile(call)

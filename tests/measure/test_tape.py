@@ -6,7 +6,7 @@ import pytest
 import torch
 import triton
 
-from labkit.measure import noise, tape
+from labkit.measure import tape
 
 
 def test_without_a_gpu_the_device_is_said_to_be_none(no_gpu):
@@ -20,7 +20,7 @@ def test_a_gpu_is_identified_by_its_properties_with_a_driver_or_without(monkeypa
     nvml = SimpleNamespace(nvmlSystemGetDriverVersion=lambda: driver) if driver != "unknown" else None
     monkeypatch.setattr("labkit.gpu.available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
-    monkeypatch.setattr(noise, "nvml", lambda: nvml)
+    monkeypatch.setattr("labkit.gpu.nvml", lambda: nvml)
     assert (tape.here()["device"], tape.here()["driver"]) == ("NVIDIA L4", driver)
 
 

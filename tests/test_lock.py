@@ -12,20 +12,18 @@ from pathlib import Path
 import pytest
 from filelock import Timeout
 
-from labkit import paths
-from labkit.measure import lock
+from labkit import gpu, paths
 
 GPU = "GPU-11111111-2222-3333-4444-555555555555"
 START = f"""
 import sys, time
 from pathlib import Path
 from labkit import gpu
-from labkit.measure import lock
 gpu.uuid = lambda: {GPU!r}
-lock.FOLDER = Path(sys.argv[1])
+gpu.LOCK_FOLDER = Path(sys.argv[1])
 """
 HOLDER = """
-with lock.gpu_lock():
+with gpu.locked():
     print("has it", flush=True)
     sys.stdin.readline()
 """
@@ -35,7 +33,7 @@ with lock.gpu_lock():
 def folder(tmp_path, monkeypatch):
     """A folder of this test's own, and a GPU."""
     monkeypatch.setattr("labkit.gpu.uuid", lambda: GPU)
-    monkeypatch.setattr(lock, "FOLDER", tmp_path)
+    monkeypatch.setattr(gpu, "LOCK_FOLDER", tmp_path)
     return tmp_path
 
 
@@ -62,7 +60,7 @@ def other(folder):
 def is_free(seconds=0.3):
     """Whether this process gets the GPU within so long."""
     try:
-        with lock._file_lock(lock.FOLDER / f"labkit-{GPU}.lock").acquire(timeout=seconds):
+        with gpu._file_lock(gpu.LOCK_FOLDER / f"labkit-{GPU}.lock").acquire(timeout=seconds):
             return True
     except Timeout:
         return False
@@ -108,8 +106,8 @@ for n in range(1, 11):
 
 
 def test_who_has_it_may_ask_again_and_an_error_ends_it(folder):
-    with pytest.raises(ZeroDivisionError), lock.gpu_lock():
-        with lock.gpu_lock():
+    with pytest.raises(ZeroDivisionError), gpu.locked():
+        with gpu.locked():
             pass
         process = start(f"print('asks', flush=True)\n{HOLDER}", folder)
         assert process.stdout.readline() == "asks\n"
@@ -127,11 +125,11 @@ def test_a_killed_process_loses_it(other):
 
 def test_a_wait_is_told_in_one_line(other, monkeypatch, capfd):
     def ask():
-        with lock.gpu_lock():
+        with gpu.locked():
             pass
 
     assert not is_free()
-    monkeypatch.setattr(lock, "SILENT_S", 0.1)
+    monkeypatch.setattr(gpu, "SILENT_S", 0.1)
     asking = threading.Thread(target=ask)
     asking.start()
     asking.join(0.5)
@@ -145,7 +143,7 @@ def test_a_wait_is_told_in_one_line(other, monkeypatch, capfd):
 def test_the_file_is_for_all_users_whatever_the_umask(folder):
     before = os.umask(0o077)
     try:
-        with lock.gpu_lock():
+        with gpu.locked():
             (file,) = folder.iterdir()
             assert stat.S_IMODE(file.stat().st_mode) == 0o666
     finally:
@@ -157,7 +155,7 @@ def test_another_users_process_is_waited_for(monkeypatch):
     """In a folder like /tmp, where the kernel protects the files of each user from the others."""
     with tempfile.TemporaryDirectory() as shared:
         os.chmod(shared, 0o1777)
-        monkeypatch.setattr(lock, "FOLDER", Path(shared))
+        monkeypatch.setattr(gpu, "LOCK_FOLDER", Path(shared))
         process = start(HOLDER, shared, user=65534)
         assert process.stdout.readline() == "has it\n"
         assert not is_free()
@@ -167,15 +165,15 @@ def test_another_users_process_is_waited_for(monkeypatch):
 
 def test_where_the_file_cannot_be_written_it_is_said_and_goes_on(folder, monkeypatch):
     (folder / "no folder").touch()
-    monkeypatch.setattr(lock, "FOLDER", folder / "no folder")
+    monkeypatch.setattr(gpu, "LOCK_FOLDER", folder / "no folder")
     done = []
     said = r"The GPU is not locked \(.*no folder.*figures may be off"
-    with pytest.warns(UserWarning, match=said), lock.gpu_lock():
+    with pytest.warns(UserWarning, match=said), gpu.locked():
         done.append(True)
     assert done
 
 
 def test_without_a_gpu_there_is_no_lock(folder, monkeypatch):
     monkeypatch.setattr("labkit.gpu.uuid", lambda: "")
-    with lock.gpu_lock():
+    with gpu.locked():
         assert list(folder.iterdir()) == []
