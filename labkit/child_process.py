@@ -145,35 +145,45 @@ def _serve(descriptor: int) -> None:
                 caller.send(_watch(caller, *call))
 
 
+def _child(
+    caller: Connection,
+    printing: Connection,
+    answering: Connection,
+    trace: Any,
+    memory: int | None,
+    function: Function,
+    args: Any,
+) -> None:
+    """What the fork of a call does: call the function, and send its result and error."""
+    os.setsid()  # a process group that can be ended as one
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # also where the one that watches dies
+    caller.close()
+    for standard in (1, 2):
+        os.dup2(printing.fileno(), standard)
+    faulthandler.enable(trace)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if memory is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    process = os.getpid()
+    try:
+        value = function(*args)
+        if os.getpid() == process:  # not a process that the function has forked
+            answering.send((value, None))
+    except BaseException as raised:  # SystemExit too: whatever it is, the function raised it
+        error = ChildError(traceback.format_exception_only(raised)[-1].strip())
+        error.add_note("".join(traceback.format_exception(raised)))
+        if os.getpid() == process:
+            answering.send((None, error))
+
+
 def _watch(
     caller: Connection, function: Function, args: Any, seconds: float, memory: int | None
 ) -> tuple[Any, BaseException | None, str]:
     """Call a function in a fork and end its process group: its result, an error, and what it printed."""
     (answers, answering), (output, printing) = Pipe(duplex=False), Pipe(duplex=False)
     with answers, output, tempfile.TemporaryFile() as trace:
-
-        def call() -> None:
-            os.setsid()  # a process group that can be ended as one
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # also where the one that watches dies
-            caller.close()
-            for standard in (1, 2):
-                os.dup2(printing.fileno(), standard)
-            faulthandler.enable(trace)
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            if memory is not None:
-                resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
-            process = os.getpid()
-            try:
-                value = function(*args)
-                if os.getpid() == process:  # not a process that the function has forked
-                    answering.send((value, None))
-            except BaseException as raised:  # SystemExit too: whatever it is, the function raised it
-                error = ChildError(traceback.format_exception_only(raised)[-1].strip())
-                error.add_note("".join(traceback.format_exception(raised)))
-                if os.getpid() == process:
-                    answering.send((None, error))
-
-        child = get_context("fork").Process(target=call)
+        given = caller, printing, answering, trace, memory, function, args
+        child = get_context("fork").Process(target=_child, args=given)
         child.start()
         assert child.pid is not None, "it has started"
         answering.close()
