@@ -65,7 +65,7 @@ class Tasks:
         self._solutions = notebooks.solution_cells(notebooks.resolve(lesson))
         self._right: dict[str, tuple[Any, Path]] = {}
         """The learner's answers whose last verdict was right, and the files of their cells."""
-        if self._exercises:
+        if self._exercises and interactive():
             judge.process(lesson)  # gets ready while the learner reads
 
     def check(
