@@ -77,7 +77,7 @@ def few_backward_kernel(dy, x, weight, dx, parts, rows, W: tl.constexpr, BLOCK: 
     w = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)  # the same for all rows
     dw = tl.zeros([BLOCK], tl.float32)
     for row in range(tl.program_id(0), rows, tl.num_programs(0)):
-        at = tl.cast(row, tl.int64) * W + column
+        at = row.to(tl.int64) * W + column
         value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
         g = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
         scale = tl.rsqrt(tl.sum(value * value, axis=0) / W + 1e-6)
