@@ -63,11 +63,6 @@ def count(part: list[LogEntry], event: str) -> int:
     return sum(entry.event == event for entry in part)
 
 
-def duration(part: list[LogEntry]) -> float:
-    """Microseconds from the first entry of a part of the log to the last one."""
-    return part[-1].us - part[0].us
-
-
 class SimulatedGpu(dispatch_mode.LightDispatchMode):
     """The device. While it is active PyTorch works on its streams; ``cuda`` stands for torch.cuda."""
 
