@@ -161,7 +161,11 @@ graph = Exercise(
         "waits-between": Mistake(
             "While Python launches a replay, and while it waits for it, what does the GPU do?",
             "It is idle for some of that time. Replay several times, and wait once at the end.",
-            when=everywhere(lambda part: count(part, "replay") == 1 or count(part, "synchronize") > 1),
+            when=everywhere(
+                lambda part: (
+                    not part[0].pending and (count(part, "replay") == 1 or count(part, "synchronize") > 1)
+                )
+            ),
         ),
     },
 )

@@ -11,6 +11,7 @@ from labkit.exercises.properties import (
     READ_ONCE,
     column_mistakes,
     large_reads,
+    wrong_only_where,
 )
 
 from collections.abc import Callable
@@ -137,6 +138,13 @@ SUMS = (
 )
 """Of a kernel that sums over rows on its way."""
 
+TIMES_ZERO = Mistake(
+    "Here the last number of each matrix is NaN, and other columns' sums are NaN as well. What is 0 times "
+    "NaN?",
+    "NaN. A place outside of the tile is not loaded at all where its load has mask=inside, other=0.0.",
+    when=wrong_only_where(lambda call: call.case[2:] == (True,)),
+)
+
 # ---- sums in a fixed order ---------------------------------------------------------------------------------
 
 
@@ -148,6 +156,7 @@ sums = Exercise(
     **CASES,
     properties=SUMS,
     right="Each part has a place of its own, so nobody's result depends on who comes first.",
+    mistakes={"times-zero": TIMES_ZERO},
 )
 
 # ---- the backward pass -------------------------------------------------------------------------------------
@@ -194,6 +203,7 @@ backward = Exercise(
     ),
     mistakes={
         **column_mistakes(gradients),
+        "times-zero": TIMES_ZERO,
         "value-for-slope": Mistake(
             "How much does gelu(z) change for a small step in z? Is that in your dx?",
             gives=(

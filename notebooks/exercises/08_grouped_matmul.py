@@ -1,20 +1,17 @@
 """Tasks of lesson 8: what is right, what people write instead, and what helps them on."""
 
 from labkit import kernels, work
-from labkit.exercises.engine import Call, Exercise, Mistake, RaceSpec, difference
-from labkit.exercises.properties import KERNEL_CASES, PRODUCT
+from labkit.exercises.engine import Exercise, Mistake, RaceSpec
+from labkit.exercises.properties import KERNEL_CASES, PRODUCT, elements_at, wrong_only_where
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
+from torch import Tensor
+from triton import next_power_of_2
 
 reference = work.grouped.reference
-
-ROWS = 64
-"""Rows of a tile, as the text says and the given launches have it."""
 
 
 def group_inputs(rows: int, groups: int, width: int, poisoned: bool = False) -> dict[str, Any]:
@@ -28,20 +25,11 @@ def group_inputs(rows: int, groups: int, width: int, poisoned: bool = False) -> 
 # ---- all groups in one kernel ------------------------------------------------------------------------------
 
 
-def missing(call: Call) -> np.ndarray:
-    """Which elements of the result are NaN, where numbers should be."""
-    ((mine, right),) = call.result_tensors()
-    return (mine.isnan() & ~right.isnan()).numpy()
-
-
-def neighbour_leaks(calls: Sequence[Call]) -> bool:
-    """Whether a neighbour's NaN is in sums, and a group that fills its tile is right where there is none."""
-    results = [(call, *result) for call in calls for result in call.result_tensors()]
-    if any(len(np.unique(call.launches.stored(mine))) < mine.numel() for call, mine, _ in results):
-        return False
-    full = [each for each in results if each[0].case[2] == 16]  # as wide as its tile
-    right = not any(difference(mine, exact, 0.05) for _, mine, exact in full if not exact.isnan().any())
-    return right and any(bool(missing(call).any()) for call in calls if call.case[-1] is True)
+def matrix_rows_a_tile_apart(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """What comes out when the rows of a matrix are taken to begin as far apart as a tile is wide."""
+    G, D = bias.shape
+    rows = torch.arange(D)[:, None] * max(16, next_power_of_2(D)) + torch.arange(D)
+    return reference(x, elements_at(weight, torch.arange(G)[:, None, None] * D * D + rows), bias)
 
 
 grouped = Exercise(
@@ -65,6 +53,11 @@ grouped = Exercise(
             "A row of the tile times a column of w: k, the input, goes down w's rows. Nothing is turned.",
             gives=lambda x, weight, bias: reference(x, weight.mT, bias),
         ),
+        "matrix-rows": Mistake(
+            "A matrix lies in memory without gaps, and its rows begin D numbers apart. BD is only how wide "
+            "the tile is.",
+            gives=matrix_rows_a_tile_apart,
+        ),
         "bias-row": Mistake(
             "Group 0 is right. Where in bias does the row of group 1 begin?",
             gives=lambda x, weight, bias: reference(x, weight, bias[:1].expand_as(bias)),
@@ -73,7 +66,7 @@ grouped = Exercise(
             "Beyond D stands the next group's number, or nothing at all. It may be NaN or infinite: times 0?",
             "NaN. x has D along its columns, weight along its columns and its rows: mask all three with "
             "d < D.",
-            when=neighbour_leaks,
+            when=wrong_only_where(lambda call: call.case[-1] is True),
         ),
     },
 )

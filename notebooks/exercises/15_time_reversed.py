@@ -3,7 +3,7 @@
 from labkit import kernels, work
 from labkit.exercises import judge
 from labkit.exercises.engine import Call, Exercise, Mistake, RaceSpec, defined_in_cell, difference
-from labkit.exercises.properties import KERNEL, KERNEL_CASES, POINTWISE, READ_ONCE
+from labkit.exercises.properties import KERNEL, KERNEL_CASES, POINTWISE, READ_ONCE, wrong_only_where
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -150,12 +150,6 @@ def step_by_step(
     return gives
 
 
-def infinite_alone(calls: Sequence[Call]) -> bool:
-    """Whether only the cases are wrong in which something is infinite."""
-    wrong = [call for call in calls if difference(call.got, call.want, 0.05)]
-    return bool(wrong) and all(len(call.case) == 4 for call in wrong)
-
-
 reset = Exercise(
     "an episode ends",
     "reset_backward",
@@ -182,7 +176,7 @@ reset = Exercise(
         "times-zero": Mistake(
             "Infinity times 0 is NaN, and a gate may be infinite, too. Choose the whole product: "
             "tl.where(new, 0.0, gate * g).",
-            when=infinite_alone,
+            when=wrong_only_where(lambda call: len(call.case) == 4),
         ),
         "before-the-first": BEFORE_THE_FIRST,
     },
