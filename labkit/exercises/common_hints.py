@@ -150,16 +150,10 @@ UNKNOWN = (
 # ---- exceptions --------------------------------------------------------------------------------------------
 
 EXCEPTIONS = (
-    ("python-loop", r"'int' object is not iterable\n.*\bfor\b",
-     "`at` holds all places of the block, and every operation works on all of them at once.",
-     "Leave the loop out, and write what should happen to one element with `at` itself."),
     ("no-jit", "'function' object (is not subscriptable|has no attribute 'fn')",
      "A kernel is launched with kernel[grid](...). What makes a function a kernel?",
      "Put the line @triton.jit above it, and hand in the kernel without brackets or parentheses. A function "
      "that a kernel calls, or hands to a scan, needs the line, too."),
-    ("bfloat16", "has no attribute 'get_bf16'",
-     "In which dtype does your kernel compute, and where does it round?",
-     "In float32, as the sums are already. tl.store rounds what it stores; nothing before it has to."),
     ("one-of-two", r"zip\(\) argument 2 is shorter.*\n.*(scan|reduce)\(",
      "How many blocks go into the scan, and how many does your function return for two steps?",
      "As many as there are blocks: return a and b, separated by a comma."),
@@ -225,12 +219,6 @@ EXCEPTIONS = (
     ("cuda", "Torch not compiled with CUDA|No CUDA GPUs are available|Found no NVIDIA driver",
      "Answers are judged without a GPU. Where does the tensor that you make have to lie, wherever x lies?",
      "torch.empty_like(x) makes one there; so does torch.empty(..., device=x.device, dtype=x.dtype)."),
-    ("magic", "name 'get_ipython' is not defined",
-     "The cell is judged outside the notebook, where % and ! lines aren't there.",
-     "Take such lines out, or put them into a cell of their own."),
-    ("unset", "UnboundLocalError",
-     "The line uses `{name}`. Which line sets it, and does that one run before?",
-     "Move the line that sets `{name}` up, before its first use."),
     ("unknown-name", "NameError",
      "The line sees {seen}. Is one of these what you call `{name}`?",
      "The cell is judged by itself: names from other cells aren't there. It sees the lesson's "

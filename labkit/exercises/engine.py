@@ -61,12 +61,11 @@ class Call:
 
 
 class Mistake:
-    """Something that people do, and two or three hints, each one leading a step further.
+    """Something that people do, and hints, each one leading a step further.
 
     An answer makes it when it behaves so on all cases: it returns what ``gives`` returns (several functions
     are variants of it), or its exception and the line that raised it match the regular expression ``raises``,
-    or ``when`` finds it in the calls. Where several of these are given, all of them have to hold. One without
-    any of these has the exercise's own hints for the property of its name.
+    or ``when`` finds it in the calls. Each mistake has one of these.
     """
 
     def __init__(
@@ -179,6 +178,17 @@ class Finding:
     """How many calls were compared, where all were right."""
 
 
+def defined_in_cell(name: str) -> Callable[..., Any]:
+    """For `RaceSpec.as_layer`: what the answer's cell defines by this name, and what calls the answer."""
+
+    def layer(answer: Callable[..., Any]) -> Any:
+        if name not in answer.__globals__:
+            raise ValueError(f"{name}: the cell has to define it, with a call of {answer.__name__}")
+        return answer.__globals__[name]
+
+    return layer
+
+
 def case_values(*names: str) -> Callable[..., dict[str, Any]]:
     """The inputs of an exercise whose cases are the arguments themselves, with these names."""
     return lambda *case: dict(zip(names, case, strict=True))
@@ -229,8 +239,6 @@ def explain(exercise: Exercise, problem: Problem, calls: Sequence[Call]) -> Find
     wrong, call = problem.property, problem.call
     assert wrong is not None, "an exception is explained by exception_hints"
     name, hints = wrong.name, wrong.hints
-    if name in exercise.mistakes:
-        hints = exercise.mistakes[name].hints
     if name == WRONG_VALUES:
         strided = call.layout != "contiguous"
         by_kernel = common_hints.UNKNOWN if call.dtype else ()
@@ -255,10 +263,8 @@ def _makes_mistake(exercise: Exercise, mistake: Mistake, finished: Sequence[Call
     What a mistake returns has to be wrong in one of them: an answer that is off by roundings only is like the
     right result, and does not make a mistake that shows at larger sizes.
     """
-    if mistake.raises or not (mistake.gives or mistake.when):
-        return False
-    if mistake.when is not None and not mistake.when(finished):
-        return False
+    if mistake.when is not None:
+        return mistake.when(finished)
 
     def made(gives: Callable[..., Any]) -> bool:
         wrong = False
@@ -273,7 +279,7 @@ def _makes_mistake(exercise: Exercise, mistake: Mistake, finished: Sequence[Call
             wrong = wrong or bool(difference(other, right, allowed))
         return wrong
 
-    return not mistake.gives or any(made(gives) for gives in mistake.gives)
+    return any(made(gives) for gives in mistake.gives)
 
 
 def reference_arguments(exercise: Exercise, call: Call) -> list[Any]:
@@ -338,7 +344,7 @@ def _wrong_values(exercise: Exercise, call: Call) -> str:
     inputs = [x for x in call.originals.values() if isinstance(x, Tensor) and x.is_floating_point()]
     if inputs and all(bool(each.isfinite().all()) for each in inputs):
         for got, want in call.result_tensors():
-            wrong = _wrong_elements(got, want, allowed)
+            wrong = correctness.wrong_elements(got, want, allowed).nonzero()
             if len(wrong) and got[tuple(wrong[0])].isnan():
                 found += " (NaN is what nobody wrote, what was read outside of a tensor, or what 0 / 0 gives)"
                 break
@@ -382,7 +388,7 @@ def _numbers(got: Any, want: Any, tolerance: float) -> str:
 
 def _tensors(got: Tensor, want: Tensor, tolerance: float) -> str:
     """How many elements differ, and the first of them."""
-    wrong = _wrong_elements(got, want, tolerance)
+    wrong = correctness.wrong_elements(got, want, tolerance).nonzero()
     if not len(wrong):
         return ""
     index = tuple(wrong[0].tolist())
@@ -391,14 +397,6 @@ def _tensors(got: Tensor, want: Tensor, tolerance: float) -> str:
         return f"it {differs}"
     verb = "is" if len(wrong) == 1 else "are"
     return f"{len(wrong)} of {want.numel()} elements {verb} wrong; the one at {list(index)} {differs}"
-
-
-def _wrong_elements(got: Tensor, want: Tensor, tolerance: float) -> Tensor:
-    """Indices of elements that differ (count, dimensions). What is not finite has to be so in both."""
-    got, want = got.detach().double(), want.detach().double()
-    finite = want[want.isfinite()]
-    rms = float(finite.square().mean().sqrt()) if finite.numel() else 0.0
-    return (~torch.isclose(got, want, rtol=tolerance, atol=tolerance * rms, equal_nan=True)).nonzero()
 
 
 def _number(value: Any) -> float | None:

@@ -3,13 +3,13 @@
 import linecache
 import re
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from labkit.exercises import common_hints
-from labkit.exercises.engine import Call, Exercise, Finding, Mistake
+from labkit.exercises.engine import Exercise, Finding, Mistake
 
 COMMON_MISTAKES = {name: Mistake(*hints, raises=pattern) for name, pattern, *hints in common_hints.EXCEPTIONS}
 
@@ -20,12 +20,10 @@ def explain(
     file: Path,
     namespace: Mapping[str, Any],
     call: str = "",
-    calls: Sequence[Call] = (),
 ) -> Finding:
     """The finding for an exception, with hints at what it usually means.
 
-    ``namespace`` is what the lesson has for the cell in ``file``; ``call`` describes the call that raised, of
-    all ``calls``.
+    ``namespace`` is what the lesson has for the cell in ``file``; ``call`` describes the call that raised.
     """
     cause = list(_chain(error))[-1] if type(error).__name__ == "InterpreterError" else error
     text = str(cause)[:500]
@@ -33,7 +31,7 @@ def explain(
         text = "it needed more memory than an answer may have, a quarter of this machine's"
     observed = f"{type(cause).__name__}: {text}" if text else type(cause).__name__
     line, names = _running_line(error, file, namespace)
-    name, hints = matching_mistake(exercise, f"{observed}\n{line}", calls)
+    name, hints = matching_mistake(exercise, f"{observed}\n{line}")
     missing = re.search(r"'(\w+)'", observed)
     facts = {
         "name": missing[1] if missing else "it",
@@ -44,16 +42,13 @@ def explain(
     return Finding("error", f"{observed} ({call})" if call else observed, name, line, hints)
 
 
-def matching_mistake(
-    exercise: Exercise, message: str, calls: Sequence[Call] = ()
-) -> tuple[str, tuple[str, ...]]:
+def matching_mistake(exercise: Exercise, message: str) -> tuple[str, tuple[str, ...]]:
     """The name and the hints of the mistake that an exception's message and line tell of, both empty if none.
 
     The line that raised the exception stands below its message.
     """
     for name, each in (*exercise.mistakes.items(), *COMMON_MISTAKES.items()):
-        fits = each.raises and re.search(each.raises, message)
-        if fits and (each.when is None or (calls and each.when(calls))):
+        if each.raises and re.search(each.raises, message):
             return name, each.hints
     return "", ()
 

@@ -235,7 +235,7 @@ def judge(exercise: Exercise, answer: Any, file: Path) -> tuple[Finding, list[co
         problem = engine.first_problem(exercise, calls)
         if problem is not None and problem.call.error is not None:
             error, call = problem.call.error, str(problem.call)
-            return exception_hints.explain(exercise, error, file, {}, call, calls), []
+            return exception_hints.explain(exercise, error, file, {}, call), []
         if problem is not None:
             finding = engine.explain(exercise, problem, calls)
             if not finding.mistake:

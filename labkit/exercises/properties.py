@@ -1,7 +1,7 @@
 """What exercises with a kernel share: properties of what it launches, touches and rounds; some mistakes."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from labkit.exercises import common_hints
-from labkit.exercises.engine import Call, Mistake, Property
+from labkit.exercises.engine import Call, Mistake, Property, difference
 from labkit.exercises.recorded import elements
 from labkit.measure.correctness import DTYPES, dtype_name
 
@@ -214,6 +214,16 @@ def elements_at(tensor: Tensor, places: Tensor, beyond: float = math.nan) -> Ten
     """What loads bring from these places in memory of a contiguous tensor; ``beyond`` where they are not."""
     flat = tensor.flatten()
     return flat[places.clamp(max=len(flat) - 1)].where(places < len(flat), beyond)
+
+
+def wrong_only_where(special: Callable[[Call], bool]) -> Callable[[Sequence[Call]], bool]:
+    """Whether an answer is wrong in some of the special calls, and right in all others."""
+
+    def when(calls: Sequence[Call]) -> bool:
+        wrong = [call for call in calls if difference(call.got, call.want, 0.05)]
+        return bool(wrong) and all(map(special, wrong))
+
+    return when
 
 
 def vectors_at(reference: Callable[..., Any], column: Callable[[Tensor, int], Tensor]) -> Callable[..., Any]:

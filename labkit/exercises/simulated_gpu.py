@@ -54,18 +54,11 @@ class LogEntry(NamedTuple):
     """The time stamp; the host's time for everything else."""
     pending: bool
     """Whether the device still had work."""
-    calls: int
-    """How many captured calls a replay runs."""
 
 
 def count(part: list[LogEntry], event: str) -> int:
     """How many events of a kind a part of the log has."""
     return sum(entry.event == event for entry in part)
-
-
-def duration(part: list[LogEntry]) -> float:
-    """Microseconds from the first entry of a part of the log to the last one."""
-    return part[-1].us - part[0].us
 
 
 class SimulatedGpu(LightDispatchMode):
@@ -92,10 +85,10 @@ class SimulatedGpu(LightDispatchMode):
 
     # ---- time ----------------------------------------------------------------------------------------------
 
-    def note(self, event: str, us: float | None = None, calls: int = 0) -> None:
+    def note(self, event: str, us: float | None = None) -> None:
         """Append to the log."""
         pending = self.device_us > self.host_us
-        self.log.append(LogEntry(event, self.host_us if us is None else us, pending, calls))
+        self.log.append(LogEntry(event, self.host_us if us is None else us, pending))
 
     def launch(self, host_us: float, device_us: float) -> None:
         """Queue work that takes the host and the device so long; in a capture it is added to the graph."""
@@ -363,7 +356,7 @@ class CUDAGraph:
 
     def __init__(self, gpu: SimulatedGpu, keep_graph: bool = False) -> None:
         self._gpu = gpu
-        self.device_us, self.calls = 0.0, 0
+        self.device_us = 0.0
         self.captured = self._uploaded = False
 
     def capture_begin(self) -> None:
@@ -422,7 +415,7 @@ class CUDAGraph:
             gpu.note("upload")
         self._uploaded = True
         gpu.launch(REPLAY_US, self.device_us)
-        gpu.note("replay", calls=self.calls)
+        gpu.note("replay")
         gpu.replays += 1
         with torch.inference_mode(), gpu.unobserved():
             for operation in self.operations:

@@ -67,7 +67,6 @@ class KernelSequence(CompiledLayer):
         for _ in range(self._kernels):
             self.gpu.launch(self._launch_us, self._kernel_us)
         if self.gpu.capturing is not None:
-            self.gpu.capturing.calls += 1
             self.gpu.note("captured")
 
     def __repr__(self) -> str:

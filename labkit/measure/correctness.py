@@ -206,16 +206,22 @@ def relative_error(got: Tensor, want: Tensor) -> float:
     return difference / scale if scale else difference
 
 
-def diagnose(got: Tensor, want: Tensor, tolerance: float, slack: float = 0.0) -> str:
-    """How many elements of ``got`` are wrong, and the worst one; empty when it is right.
+def wrong_elements(got: Tensor, want: Tensor, tolerance: float, slack: float = 0.0) -> Tensor:
+    """Which elements of ``got`` are wrong.
 
-    An element is right when |got - want| <= tolerance * (|want| + rms(want)) + slack.
+    One is right when |got - want| <= tolerance * (|want| + rms(want)) + slack. What is not finite has to be
+    so in both.
     """
-    if not want.numel():
-        return ""
+    got, want = got.detach().double(), want.detach().double()
+    finite = want[want.isfinite()]
+    rms = float(finite.square().mean().sqrt()) if finite.numel() else 0.0
+    return ~torch.isclose(got, want, rtol=tolerance, atol=tolerance * rms + slack, equal_nan=True)
+
+
+def diagnose(got: Tensor, want: Tensor, tolerance: float, slack: float = 0.0) -> str:
+    """How many elements of ``got`` are wrong, and the worst one; empty when it is right."""
     got, want = got.double().cpu(), want.double().cpu()
-    rms = want.square().mean().sqrt()
-    wrong = ~((got - want).abs() <= tolerance * (want.abs() + rms) + slack)
+    wrong = wrong_elements(got, want, tolerance, slack)
     if not wrong.any():
         return ""
     excess = torch.where(wrong, (got - want).abs().nan_to_num(math.inf), -1.0)

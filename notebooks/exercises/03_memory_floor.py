@@ -69,37 +69,16 @@ floor = Exercise(
     right="The longer of the two decides, and which one that is depends on the sizes.",
     mistakes={
         "sum": Mistake(
-            "Does the GPU have to wait for the last byte before it may multiply?",
-            "Both go on at the same time: take the longer one, with max.",
+            "Loads and arithmetic go on at the same time: take the longer one, with max.",
             gives=floor_of(right_terms, lambda memory, arithmetic: memory + arithmetic),
-        ),
-        "no-matrix": Mistake(
-            "x comes in and y goes out. What else does nn.Linear read?",
-            "The matrix, of width * width numbers. Where there are few rows it is the largest of the three.",
-            gives=floor_of(lambda B, N, e: (2 * B * N * e, 2 * B * N * N)),
-        ),
-        "matrix-for-each-row": Mistake(
-            "How often does the matrix have to come from memory, at least, if it serves all rows?",
-            "Once: width * width numbers, whatever the number of rows.",
-            gives=floor_of(lambda B, N, e: ((2 * B * N + B * N * N) * e, 2 * B * N * N)),
         ),
         "one-way": Mistake(
             "Data goes into the kernel and out of it. Which one do you count?",
-            "Both: x is read, and y, which is as large, is written.",
             gives=floor_of(lambda B, N, e: ((B * N + N * N) * e, 2 * B * N * N)),
         ),
         "one-operation": Mistake(
             "A result is a sum of products. How many operations does each term of the sum cost?",
-            "Two: its product, and adding it to the others. In all 2 * rows * width * width operations.",
             gives=floor_of(lambda B, N, e: ((2 * B * N + N * N) * e, B * N * N)),
-        ),
-        "no-itemsize": Mistake(
-            "How many bytes has a number of float32, and how many has one of bfloat16?",
-            "`itemsize` of them: multiply the count of numbers by it.",
-            gives=(
-                floor_of(lambda B, N, e: (2 * B * N + N * N, 2 * B * N * N)),
-                floor_of(lambda B, N, e: (2 * B * N * e + N * N, 2 * B * N * N)),
-            ),
         ),
     },
 )
@@ -146,43 +125,10 @@ def loaded_apart(call: Call) -> str:
     return ""
 
 
-def first_of(at: Tensor) -> Tensor:
-    """The place of the first of a thread's four elements, at the place of each of them."""
-    return at - at % (4 * LANES) // LANES * LANES
-
-
 def column_without_parentheses(at: Tensor, width: int) -> Tensor:
     """Where at + 128 % width leads, for the second to fourth of a thread's elements."""
-    first = first_of(at)
+    first = at - at % (4 * LANES) // LANES * LANES  # of a thread's four elements, the place of the first
     return torch.where(at == first, at % width, first + (at - first) % width)
-
-
-def last_of_four(beyond: float, rows: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """What is stored where each thread keeps the last of its four elements only, under one name.
-
-    ``beyond`` is what a load brings from where no element is. It is multiplied by the row at its "last" place
-    before it is stored, or at the place where it is stored, "each" by itself, or one upon the other: "all".
-    """
-
-    def gives(x: Tensor, row: Tensor) -> Tensor:
-        width, (at, flat) = x.shape[-1], (torch.arange(x.numel()), x.flatten())
-        first = first_of(at)
-        last = first + 3 * LANES
-        value = flat[last.clamp(max=len(flat) - 1)].where(last < len(flat), beyond)
-        if rows != "all":
-            return (value * row[(last if rows == "last" else at) % width]).view(x.shape)
-        for step in range(4):
-            place = first + step * LANES
-            value = torch.where(place <= at, value * row[place % width], value)
-        return value.view(x.shape)
-
-    return gives
-
-
-def first_of_four(x: Tensor, row: Tensor) -> Tensor:
-    """What is stored where only the first of each thread's four elements is; NaN where nothing is."""
-    at = torch.arange(x.numel()).view(x.shape)
-    return (x * row).where(at == first_of(at), torch.nan)
 
 
 ahead = Exercise(
@@ -226,20 +172,7 @@ ahead = Exercise(
         **column_mistakes(torch.mul),
         "precedence": Mistake(
             "Which of + and % does Python work out first in at + 128 % width?",
-            "The remainder. Put the sum into parentheses: (at + 128) % width.",
             gives=vectors_at(torch.mul, column_without_parentheses),
-        ),
-        "one-name": Mistake(
-            "How many values has a thread to keep, and how many names have you for them?",
-            "A name that is used again loses what it held: four loads need four names.",
-            gives=tuple(
-                last_of_four(beyond, rows) for beyond in (torch.nan, 0.0) for rows in ("last", "each", "all")
-            ),
-        ),
-        "first-only": Mistake(
-            "Which of a thread's four elements does your kernel store?",
-            "Only the first one. Store the other three as well, 128, 256 and 384 places further on.",
-            gives=first_of_four,
         ),
     },
 )

@@ -1,7 +1,7 @@
 """Tasks of lesson 5: what is right, what people write instead, and what helps them on."""
 
 from labkit import kernels, work
-from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec, difference
+from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec, defined_in_cell
 from labkit.exercises.properties import (
     ATOMICS,
     KERNEL,
@@ -11,9 +11,10 @@ from labkit.exercises.properties import (
     READ_ONCE,
     column_mistakes,
     large_reads,
+    wrong_only_where,
 )
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -51,17 +52,6 @@ def matrices(*names: str) -> Callable[..., dict[str, Tensor]]:
         return given
 
     return draw
-
-
-def nan_elsewhere(calls: Sequence[Call]) -> bool:
-    """Whether just the case with NaN in a corner is wrong: by NaN in sums of other columns."""
-    wrong = [call for call in calls if difference(call.got, call.want, 0.05)]
-    found = all(call.case[2:] == (True,) and nan_sums_elsewhere(call) for call in wrong)
-    return bool(wrong) and found
-
-
-def nan_sums_elsewhere(call: Call) -> bool:
-    return any(bool((mine.isnan() & ~right.isnan()).any()) for mine, right in call.result_tensors())
 
 
 def one_kernel(call: Call) -> str:
@@ -149,72 +139,24 @@ SUMS = (
 """Of a kernel that sums over rows on its way."""
 
 TIMES_ZERO = Mistake(
-    "One NaN in a corner of the matrix, and other columns' sums are NaN as well. What is 0 times NaN?",
+    "Here the last number of each matrix is NaN, and other columns' sums are NaN as well. What is 0 times "
+    "NaN?",
     "NaN. A place outside of the tile is not loaded at all where its load has mask=inside, other=0.0.",
-    when=nan_elsewhere,
+    when=wrong_only_where(lambda call: call.case[2:] == (True,)),
 )
-NOT_UNPACKED = Mistake(
-    "How many results does each function return that your kernel calls?",
-    "gelu_and_slope returns two: value, slope = gelu_and_slope(z).",
-    raises="'tuple' object has no attribute",
-)
-ONE_ROW = (
-    "How many parts has each sum? If all of them are stored at the same place, which one is left?",
-    "`parts` has a row for each row of tiles: store at parts + tl.program_id(1) * width + column.",
-)
-"""Hints for parts that overwrite each other."""
 
 # ---- sums in a fixed order ---------------------------------------------------------------------------------
-
-
-def column_sums(x: Tensor) -> Tensor:
-    """The sums over the rows."""
-    return x.sum(0)
-
-
-def only_rows(wanted: Callable[[int, int], slice]) -> Callable[[Tensor], Tensor]:
-    """The sums of a tile's rows alone, for tiles of 32 rows."""
-    return lambda x: x[wanted(len(x), 32)].sum(0)
-
-
-LAST = only_rows(lambda rows, tile: slice((rows - 1) // tile * tile, rows))
-FIRST = only_rows(lambda rows, tile: slice(0, tile))
-WHOLE = only_rows(lambda rows, tile: slice(0, rows // tile * tile))
-HALF_TILES = only_rows(lambda rows, tile: slice(0, -(-rows // tile) * (tile // 2)))
-SAME_ROWS = (
-    "Which rows does the second row of tiles add up? Are they others than those of the first one?",
-    "The tile begins at row tl.program_id(1) * ROWS.",
-)
-"""Hints for tiles that all have the same rows."""
-LAST_ROWS = (
-    "Do the last rows go into the sum, where `rows` is no multiple of ROWS? Try 40 rows and tiles of 32.",
-    "Round up: triton.cdiv(rows, ROWS) rows of tiles, of the same ROWS that the kernel is given.",
-)
-"""Hints for a remainder of rows that is left out."""
-
-
-def first_again(x: Tensor) -> Tensor:
-    """The sum of the first tile, once for each row of tiles."""
-    return FIRST(x) * -(-len(x) // 32)
 
 
 sums = Exercise(
     "sums in a fixed order",
     "column_sums",
-    reference=column_sums,
+    reference=lambda x: x.sum(0),
     inputs=matrices("x"),
     **CASES,
     properties=SUMS,
     right="Each part has a place of its own, so nobody's result depends on who comes first.",
-    mistakes={
-        "one-row": Mistake(
-            *ONE_ROW,
-            gives=(FIRST, LAST),
-        ),
-        "same-rows": Mistake(*SAME_ROWS, gives=first_again),
-        "last-rows": Mistake(*LAST_ROWS, gives=(WHOLE, HALF_TILES)),
-        "times-zero": TIMES_ZERO,
-    },
+    mistakes={"times-zero": TIMES_ZERO},
 )
 
 # ---- the backward pass -------------------------------------------------------------------------------------
@@ -226,46 +168,21 @@ def slope(z: Tensor) -> Tensor:
     return torch.autograd.grad(gelu(leaf).sum(), leaf)[0]
 
 
-def gradients(dy: Tensor, x: Tensor, bias: Tensor, other: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """dx, dbias and dother."""
-    z = x + bias
-    dx = dy * other * slope(z)
-    return dx, dx.sum(0), dy * gelu(z)
+def backward_with(
+    dx: Callable[..., Tensor] = lambda dy, z, other: dy * other * slope(z),
+    dbias: Callable[..., Tensor] = lambda dx, dy: dx.sum(0),
+    dother: Callable[..., Tensor] = lambda dy, z: dy * gelu(z),
+) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """dx, dbias and dother, or what a mistake makes of one of them."""
 
-
-def changed(change: Callable[..., tuple[Tensor, ...]]) -> Callable[..., Any]:
-    """The gradients of changed arguments."""
-    return lambda *given: gradients(*change(*given))
-
-
-def with_sum(dx: Tensor, dother: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Both gradients, and the sum of the first over the rows."""
-    return dx, dx.sum(0), dother
-
-
-def in_dother(
-    dy: Tensor, x: Tensor, bias: Tensor, other: Tensor, factor: Callable[[Tensor, Tensor], Tensor]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients with another factor than gelu(z) in dother."""
-    dx, dbias, _ = gradients(dy, x, bias, other)
-    return dx, dbias, dy * factor(x + bias, other)
-
-
-def with_bias(dbias: Callable[..., Tensor]) -> Callable[..., Any]:
-    """The gradients with another one for the bias, made of dx, dother and dy."""
-
-    def gives(dy: Tensor, *given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        dx, _, dother = gradients(dy, *given)
-        return dx, dbias(dx, dother, dy), dother
+    def gives(dy: Tensor, x: Tensor, bias: Tensor, other: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        made = dx(dy, x + bias, other)
+        return made, dbias(made, dy), dother(dy, x + bias)
 
     return gives
 
 
-def layer_of(answer: Callable[..., Any]) -> Callable[..., Any]:
-    """What is raced: the cell's ``chain``, of which the answer is the backward pass."""
-    if "chain" not in answer.__globals__:
-        raise ValueError("chain: the cell has to define it, below the class Chain")
-    return answer.__globals__["chain"]  # type: ignore[no-any-return]
+gradients = backward_with()
 
 
 backward = Exercise(
@@ -282,54 +199,30 @@ backward = Exercise(
         ({"batch": 8192, "width": 3072},),
         direction="backward",
         roundings=4,
-        as_layer=layer_of,
+        as_layer=defined_in_cell("chain"),
     ),
     mistakes={
         **column_mistakes(gradients),
         "times-zero": TIMES_ZERO,
-        "no-bias": Mistake(
-            "With a bias of zero it is right. Where was the bias in the forward pass?",
-            "z is x + bias here, too: compute it again before you take gelu_and_slope(z).",
-            gives=changed(lambda dy, x, bias, other: (dy, x, 0 * bias, other)),
-        ),
         "value-for-slope": Mistake(
-            "How much does gelu(z) change for a small step in z? Is that gelu(z) itself?",
-            "It is the slope, the second result of gelu_and_slope(z).",
+            "How much does gelu(z) change for a small step in z? Is that in your dx?",
             gives=(
-                lambda dy, x, bias, other: with_sum(dy * other * gelu(x + bias), dy * gelu(x + bias)),
-                lambda dy, x, bias, other: with_sum(dy * other * gelu(x + bias), dy * slope(x + bias)),
+                backward_with(dx=lambda dy, z, other: dy * other * gelu(z)),
+                backward_with(dx=lambda dy, z, other: dy * other),
             ),
         ),
-        "slope-in-both": Mistake(
-            "dother: if other grows by a little, how much does y grow?",
-            "By gelu(z) times that. The slope, and other itself, belong to dx alone.",
-            gives=tuple(
-                partial(in_dother, factor=factor)
-                for factor in (
-                    lambda z, other: slope(z),
-                    lambda z, other: other * gelu(z),
-                    lambda z, other: other,
-                    lambda z, other: z,
-                )
+        "dother": Mistake(
+            "If other grows by a little, how much does y grow? And how much the loss?",
+            "y grows by gelu(z) times that, and the loss by dy * gelu(z) times that. The slope belongs to dx "
+            "alone.",
+            gives=(
+                backward_with(dother=lambda dy, z: gelu(z)),
+                backward_with(dother=lambda dy, z: dy * slope(z)),
             ),
         ),
-        "sum-of-other": Mistake(
+        "sum-of-dy": Mistake(
             "bias was added to x. Which gradient is summed over the rows to make dbias?",
-            "dx: the same number that you store to dx goes into the sum.",
-            gives=(
-                with_bias(lambda dx, dother, dy: dy.sum(0)),
-                with_bias(lambda dx, dother, dy: dother.sum(0)),
-            ),
+            gives=backward_with(dbias=lambda dx, dy: dy.sum(0)),
         ),
-        "not-unpacked": NOT_UNPACKED,
-        "one-row": Mistake(
-            *ONE_ROW,
-            gives=(
-                with_bias(lambda dx, dother, dy: FIRST(dx)),
-                with_bias(lambda dx, dother, dy: LAST(dx)),
-            ),
-        ),
-        "same-rows": Mistake(*SAME_ROWS, gives=with_bias(lambda dx, dother, dy: first_again(dx))),
-        "last-rows": Mistake(*LAST_ROWS, gives=with_bias(lambda dx, dother, dy: WHOLE(dx))),
     },
 )

@@ -16,44 +16,23 @@ layer = work.linear_gelu.reference
 
 # ---- what an epilogue saves --------------------------------------------------------------------------------
 
-COUNTS = {"operations": 2, "moved": 2}
-"""Operations for each number of the result and column of x; tensors that the second kernel moves."""
 
+def of_times(combine: Callable[[float, float], float]) -> Callable[..., float]:
+    """What ``combine`` makes of the times of the product and of the second kernel."""
 
-def parts(
-    rows: int,
-    width: int,
-    out: int,
-    itemsize: int,
-    bytes_per_us: float,
-    operations_per_us: float,
-    **changes: int,
-) -> tuple[float, float]:
-    """The time of the product and of the second kernel, perhaps with other counts."""
-    n = COUNTS | changes
-    product = n["operations"] * rows * width * out / operations_per_us
-    return product, n["moved"] * rows * out * itemsize / bytes_per_us
-
-
-def gain(**changes: int) -> Callable[..., float]:
-    """How many times as fast, perhaps with other counts."""
-
-    def gives(*given: Any) -> float:
-        product, second = parts(*given, **changes)
-        return (product + second) / product
+    def gives(
+        rows: int, width: int, out: int, itemsize: int, bytes_per_us: float, operations_per_us: float
+    ) -> float:
+        product = 2 * rows * width * out / operations_per_us
+        return combine(product, 2 * rows * out * itemsize / bytes_per_us)
 
     return gives
-
-
-def of_parts(combine: Callable[[float, float], float]) -> Callable[..., float]:
-    """What ``combine`` makes of the two times."""
-    return lambda *given: combine(*parts(*given))
 
 
 best = Exercise(
     "what an epilogue saves",
     "best_gain",
-    reference=gain(),
+    reference=of_times(lambda product, second: (product + second) / product),
     # In all of them the product's arithmetic takes longer than its bytes.
     cases=((8192, 512, 4096, 2, 4.2e6, 8e8), (2048, 4096, 300, 2, 2e6, 3e8), (4096, 512, 4096, 4, 1e6, 5e7)),
     inputs=case_values("rows", "width", "out", "itemsize", "bytes_per_us", "operations_per_us"),
@@ -62,29 +41,17 @@ best = Exercise(
     mistakes={
         "multiplications-only": Mistake(
             "How many operations does each number of the result take for one column of x?",
-            "A multiplication and an addition: two.",
-            gives=gain(operations=1),
+            gives=of_times(lambda product, second: (product / 2 + second) / (product / 2)),
         ),
         "one-way": Mistake(
-            "What does the second kernel do with each number besides computing?",
-            "It loads it and stores it: two tensors of rows x out cross memory.",
-            gives=gain(moved=1),
+            "The second kernel loads each number and stores it: two tensors of rows x out cross memory.",
+            gives=of_times(lambda product, second: (product + second / 2) / product),
         ),
         "share": Mistake(
-            "Without the second kernel, what is left of the time? And how many times as fast is that?",
             "The time before over the time after: (product + second) / product.",
             gives=(
-                of_parts(lambda product, second: product / (product + second)),
-                of_parts(lambda product, second: second / product),
-                of_parts(lambda product, second: product / second),
-                of_parts(lambda product, second: second / (product + second)),
-            ),
-        ),
-        "width-for-out": Mistake(
-            "Which shape has the tensor that goes from one kernel to the other?",
-            "It is the result of the product: rows x out.",
-            gives=lambda rows, width, out, itemsize, bytes_per_us, operations_per_us: (
-                1 + 2 * rows * width * itemsize / bytes_per_us / (2 * rows * width * out / operations_per_us)
+                of_times(lambda product, second: second / product),
+                of_times(lambda product, second: product / (product + second)),
             ),
         ),
     },
@@ -113,16 +80,9 @@ def bias_at(place: Callable[[Tensor, Tensor], Tensor], beyond: float = 0.0) -> A
     return gives
 
 
-def in_each_step(change: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """What ``change(sums, bias)`` makes of the sums after each step of the loop."""
-
-    def gives(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        sums = x.new_zeros(len(x), len(weight))
-        for a, b in zip(x.split(DEPTH, 1), weight.split(DEPTH, 1), strict=True):
-            sums = change(sums + linear(a, b), bias)
-        return sums
-
-    return gives
+def bias_in_each_step(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """What comes out when each step of the loop adds the bias."""
+    return layer(x, weight, len(x.split(DEPTH, 1)) * bias)
 
 
 epilogue = Exercise(
@@ -137,46 +97,20 @@ epilogue = Exercise(
     properties=PRODUCT,
     **KERNEL_CASES,
     mistakes={
-        "bias-after": Mistake(
-            "Where is b in the formula: inside of gelu, or outside?",
-            "Add it to the sums, and give the result to GELU.",
-            gives=lambda x, w, b: gelu(linear(x, w), approximate="tanh") + b,
-        ),
         "bias-by-row": Mistake(
-            "Take weights of zero. Does your result change along a row, or along a column?",
             "bias has N numbers, one for each column. As [None, :] a block of BN numbers is a row.",
             gives=(
-                bias_at(lambda row, col: row),
-                bias_at(lambda row, col: row, math.nan),
                 bias_at(lambda row, col: col // LARGE * LARGE + row % LARGE),
                 bias_at(lambda row, col: col // LARGE * LARGE + row % LARGE, math.nan),
             ),
         ),
         "first-bias": Mistake(
-            "Take weights of zero, and look at a row of the result with N = 140. Which biases are in it?",
-            "A tile needs those of its own columns: load at bias + n.",
-            gives=(bias_at(lambda row, col: 0 * col), bias_at(lambda row, col: col % LARGE)),
-            when=lambda calls: any(call.want.shape[1] > LARGE for call in calls),
-        ),
-        "no-gelu": Mistake(
-            "Look at the results below zero. What does GELU make of them?",
-            "Call gelu on the sums and the bias before you store.",
-            gives=linear,
+            "A tile needs the biases of its own columns: load at bias + n.",
+            gives=bias_at(lambda row, col: col % LARGE),
         ),
         "in-the-loop": Mistake(
-            "How often is the bias added, and how often is GELU applied?",
-            "Once for each result, when the loop is over: move it below the loop.",
-            gives=(
-                in_each_step(lambda sums, bias: gelu(sums + bias, approximate="tanh")),
-                lambda x, w, b: gelu(
-                    in_each_step(lambda sums, bias: sums + bias)(x, w, b), approximate="tanh"
-                ),
-            ),
-        ),
-        "erf": Mistake(
-            "It's right to three digits. GELU has two forms: which one does the text ask for?",
-            "The one with tanh, which the lesson's `gelu` computes.",
-            gives=lambda x, w, b: gelu(linear(x, w) + b),
+            "The bias is added once to each result, when the loop is over: move it below the loop.",
+            gives=bias_in_each_step,
         ),
     },
     race=RaceSpec(

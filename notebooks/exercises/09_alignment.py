@@ -66,11 +66,6 @@ def waiting_loads(kernel: CompiledKernel) -> str:
     )
 
 
-def without_per(gives: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The same, called with the number of tiles, too."""
-    return lambda x, weight, bias, per: gives(x, weight, bias)
-
-
 def sums_go_on(every: bool) -> Callable[..., Tensor]:
     """What comes out when a program's sums go on from tile to tile; with ``every``, the bias does, too."""
 
@@ -136,20 +131,7 @@ stays = Exercise(
         tuple({"batch": 4096, "groups": 100, "width": width} for width in (100, 104, 128)),
     ),
     mistakes={
-        name: Mistake(
-            *BEFORE["grouped"].mistakes[name].hints,
-            gives=tuple(map(without_per, BEFORE["grouped"].mistakes[name].gives)),
-        )
-        for name in (
-            "transposed",
-            "weight-stride",
-            "matrix-rows",
-            "bias-row",
-        )
-    }
-    | {
         "running-sum": Mistake(
-            "The first tile of each program is right. What does your sum hold when the second one begins?",
             "In lesson 6 the sum went on along K. Here a tile has all of K, so each tile begins anew.",
             gives=(sums_go_on(False), sums_go_on(True)),
         ),

@@ -79,9 +79,9 @@ def run_capture(graphed: Any, shape: tuple[int, ...], width: int, dtype: torch.d
     return seen | {DID_NOT_WAIT: gpu.stream_without_wait(), GRADIENTS: call.goes_backward}
 
 
-def shows(fact: str, value: Any, is_it: bool = True) -> Callable[[Sequence[Call]], bool]:
-    """Whether some capture shows this value of a fact, or, if not ``is_it``, another one."""
-    return lambda calls: any(call.error is None and (call.got[fact] == value) is is_it for call in calls)
+def differs(fact: str) -> Callable[[Sequence[Call]], bool]:
+    """Whether some capture shows another value of a fact than it should."""
+    return lambda calls: any(call.error is None and call.got[fact] != RIGHT_CAPTURE[fact] for call in calls)
 
 
 capture = Exercise(
@@ -94,88 +94,25 @@ capture = Exercise(
     right="One launch a replay. This was a simulated GPU, on which streams race unless they wait.",
     mistakes={
         "torch-cuda": Mistake(
-            "Which GPU does your answer capture on? What is its first argument for?",
             "Write cuda.Stream(), cuda.CUDAGraph() and cuda.graph(...), without torch.",
             raises=r"dummy base class|requires CUDA support",
         ),
         "called-already": Mistake(
-            "lab.captured takes a function without arguments, and calls it in the capture. What did it get?",
             "lab.captured(cuda, lambda: call(place)): the call waits until the capture begins.",
             raises=r"(not callable|missing 1 required positional argument).*\n.*captured\(",
         ),
-        "two-things": Mistake(
-            "How many things does lab.captured return?",
-            "Two: graph, y = lab.captured(cuda, ...). The graph is replayed, y is where its result appears.",
-            raises="'tuple' object has no attribute 'replay'",
-        ),
-        "several-calls": Mistake(
-            "How often does call run in one replay? What would a training step do there?",
-            "The graph holds one call: capture it once.",
-            when=lambda calls: any(call.error is None and call.got[IN_GRAPH] > 1 for call in calls),
-        ),
-        "copied-too-late": Mistake(
-            "Of which input is the result that replay hands out? When has the new one to be there?",
-            "First copy new to where the graph reads, and then replay.",
-            when=shows(REPLAY_RETURNS, "the new before"),
-        ),
-        "no-warm-up": Mistake(
-            "What does call do when it runs for the first time, and never again?",
-            "Have it run once before the capture, on a stream of its own: the first rule above says how.",
-            raises="compiles its kernels",
-        ),
-        "calls-again": Mistake(
-            "What does Python launch in your replay, and what would be left to launch with a graph?",
-            "The capture is done once, in graphed. Afterwards only the graph itself runs again.",
-            when=shows(PYTHON_CALLS, 0, False),
-        ),
-        "not-replayed": Mistake(
-            "What makes the GPU work when replay is called?",
-            "graph.replay(), once for each new input.",
-            when=shows(GRAPH_REPLAYS, 0),
-        ),
-        "current-stream": Mistake(
-            "On which stream did call run before the capture? The first rule asks for another one, alone.",
-            "Make a stream. In its context, cuda.stream(...), all work of PyTorch goes to it.",
-            when=lambda calls: shows(WARM_UP, "side", False)(calls) and not shows(IN_GRAPH, 0)(calls),
-        ),
         "no-wait": Mistake(
-            "Which streams use the same memory here? How does the later one know that it may?",
             "There is a handover to the side stream, and one back: wait_stream just before each. "
             "Inside of `with cuda.stream(side)` the current stream is the side stream.",
-            when=shows(DID_NOT_WAIT, "none", False),
-        ),
-        "no-gradient": Mistake(
-            "The call may be a training step, which goes backward. What does torch.no_grad() do to it?",
-            "It records nothing to go back through. Capture without it: the caller decides.",
-            when=shows(GRADIENTS, False),
-        ),
-        "empty-place": Mistake(
-            "What is in the graph's own input when the first call computes with it?",
-            "Make it a copy of x: x.clone(). torch.empty_like(x) has whatever was in memory, and a training "
-            "step would train on it.",
-            when=shows(FIRST_INPUT, "x", False),
+            when=differs(DID_NOT_WAIT),
         ),
         "writes-x": Mistake(
-            "Whose tensor do you copy into? Who still needs the values that were in it?",
             "Let the graph read a tensor that nobody else has, made like x before the capture.",
-            when=shows(INPUTS_UNCHANGED, False),
-        ),
-        "stale-input": Mistake(
-            "A graph remembers addresses. What lies at its input's when it is replayed?",
-            "Make a tensor for the graph to read before the capture. replay copies new into just that one.",
-            when=shows(GRAPH_COMPUTES, "x"),
+            when=differs(INPUTS_UNCHANGED),
         ),
         "shared-result": Mistake(
-            "Get two results, then look at the first again. What did the second replay write to?",
             "The caller may keep any number of results: each replay hands out a tensor made anew.",
-            when=shows(SEPARATE_RESULTS, False),
-        ),
-        "old-result": Mistake(
-            "The caller changes a tensor in place and comes with it again. What do you know of its numbers?",
-            "Nothing: copy new into the graph's own input in every replay, whichever tensor it is.",
-            when=lambda calls: (
-                shows(AGAIN, "new", False)(calls) and not shows(REPLAY_RETURNS, "new", False)(calls)
-            ),
+            when=differs(SEPARATE_RESULTS),
         ),
     },
 )

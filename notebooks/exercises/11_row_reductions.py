@@ -1,10 +1,10 @@
 """Tasks of lesson 11: what is right, what people write instead, and what helps them on."""
 
 from labkit import kernels, work
-from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec, difference
+from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
 from labkit.exercises.properties import KERNEL_CASES, POINTWISE, READ_ONCE
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,19 +23,9 @@ def row_inputs(rows: int, width: int) -> dict[str, Any]:
     return {"x": sizes * (0.5 + torch.randn(rows, width)), "weight": 1 + 0.5 * torch.randn(width)}
 
 
-def mean(t: Tensor) -> Tensor:
-    """The mean of each row, as a column."""
-    return t.mean(-1, keepdim=True)
-
-
-def row_norms(*scales: Callable[[Tensor, int], Tensor], of: Any = torch.square) -> tuple[Any, ...]:
-    """The layer with each of these scales: it multiplies x, and is made of the mean of ``of(x)`` and of W."""
-    return tuple(lambda x, w, scale=each: w * x * scale(mean(of(x)), x.shape[-1]) for each in scales)
-
-
-def block_scale(m: Tensor, W: int) -> Tensor:
-    """The scale when the sum is divided by the block's size."""
-    return torch.rsqrt(m * W / next_power_of_2(W) + EPS)
+def scaled_by(scale: Callable[[Tensor, int], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """The layer where ``scale`` of each row's sum of squares, and of W, is what multiplies x."""
+    return lambda x, w: w * x * scale(x.square().sum(-1, keepdim=True), x.shape[-1])
 
 
 # ---- several rows in a program -----------------------------------------------------------------------------
@@ -86,39 +76,22 @@ rows_norm = Exercise(
     ),
     mistakes={
         "all-rows": Mistake(
-            "Rows get each other's scale. Along which axis does tl.sum add?",
             "A row lies along axis 1 of the tile: tl.sum(tile * tile, axis=1), a number for each row.",
             gives=one_scale_a_tile,
         ),
         "sum-for-mean": Mistake(
-            "Try a row of W ones: its root mean square is 1, so y is the weight. What is yours?",
             "tl.sum adds up. A mean divides the sum by how many numbers there are.",
-            gives=row_norms(lambda m, H: torch.rsqrt(m * H + EPS)),
+            gives=scaled_by(lambda total, W: torch.rsqrt(total + EPS)),
         ),
         "block-for-row": Mistake(
-            "With 128 columns it is right, with 33 it is not. Which two sizes are alike only sometimes?",
             "The block has BLOCK places and the row W numbers: the masked ones do not count.",
-            gives=row_norms(block_scale),
-        ),
-        "root": Mistake(
-            "Double x: y should stay as it is. What does yours do?",
-            "The root mean square divides x, the mean square does not. tl.rsqrt is 1 over the root.",
-            gives=row_norms(lambda m, H: 1 / (m + EPS), lambda m, H: torch.sqrt(m + EPS)),
+            gives=scaled_by(lambda total, W: torch.rsqrt(total / next_power_of_2(W) + EPS)),
         ),
         "eps": Mistake(
-            "Only small rows are wrong. What is added to the mean square, and where?",
             "1e-6 is added to the mean, under the root; not to the sum, and not to the root.",
-            gives=row_norms(
-                lambda m, H: m.rsqrt(), lambda m, H: 1 / (m.sqrt() + EPS), lambda m, H: (m + EPS / H).rsqrt()
-            ),
-        ),
-        "mean-of-x": Mistake(
-            "Which comes first: the square of each number, or the sum over the row?",
-            "Square each number, then add up: tl.sum(value * value, axis=0).",
-            gives=row_norms(
-                *(lambda m, H, k=k: (m * m * H**k + EPS).rsqrt() for k in (0, 1)),
-                lambda m, H: (m + EPS).rsqrt(),
-                of=torch.positive,
+            gives=(
+                scaled_by(lambda total, W: torch.rsqrt(total / W)),
+                scaled_by(lambda total, W: torch.rsqrt((total + EPS) / W)),
             ),
         ),
     },
@@ -150,51 +123,26 @@ def blocks_of(x: Tensor) -> list[Tensor]:
     return list(x.split(min(BLOCK, next_power_of_2(x.shape[1])), 1))
 
 
-Update = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""The new sum, of the sum so far, the maximum so far, the new one and the block."""
-
-
-def corrected(total: Tensor, top: Tensor, new: Tensor, block: Tensor) -> Tensor:
-    """The right one."""
-    return total * torch.exp(top - new) + torch.exp(block - new).sum(1, keepdim=True)
-
-
 def online(
-    update: Update = corrected,
-    begin: float = torch.finfo(torch.float32).min,
-    keeps: bool = False,
-    own: bool = False,
+    factor: Callable[[Tensor, Tensor], Any] = lambda top, new: torch.exp(top - new), keeps: bool = False
 ) -> Callable[[Tensor], Tensor]:
     """The softmax in blocks, in float32, as a mistake makes it.
 
-    The maximum begins with ``begin``; where it ``keeps`` it stays there, and where each block has its
-    ``own`` no older one counts.
+    ``factor`` corrects the sum so far, of the maximum so far and the new one. Where the maximum so far
+    ``keeps`` its value, it is always the one that it begins with.
     """
 
     def gives(x: Tensor) -> Tensor:
         x = x.float()
-        top, total = torch.full_like(x[:, :1], begin), torch.zeros_like(x[:, :1])
+        top = torch.full_like(x[:, :1], torch.finfo(torch.float32).min)
+        total = torch.zeros_like(top)
         for block in blocks_of(x):
-            new = block.amax(1, keepdim=True)
-            new = new if own else torch.maximum(top, new)
-            total = update(total, top, new, block)
+            new = torch.maximum(top, block.amax(1, keepdim=True))
+            total = total * factor(top, new) + torch.exp(block - new).sum(1, keepdim=True)
             top = top if keeps else new
         return (torch.exp(x - top) / total).double()
 
     return gives
-
-
-def from_infinity(calls: Sequence[Call]) -> bool:
-    """Whether NaN stands only in rows that begin with a block of nothing but minus infinity."""
-    found = False
-    for call in calls:
-        ((mine, right),) = call.result_tensors()
-        empty = call.passed["x"][:, :BLOCK].isinf().all(1)
-        wrong = mine.isnan().any(1)
-        if (wrong & ~empty).any() or difference(mine[~empty], right[~empty], 0.02):
-            return False
-        found = found or bool(wrong.any())
-    return found
 
 
 def masked_zeros(x: Tensor) -> Tensor:
@@ -205,12 +153,6 @@ def masked_zeros(x: Tensor) -> Tensor:
     top = x.amax(1, keepdim=True).clamp(min=0.0 if places else -torch.inf)
     total = torch.exp(x - top).sum(1, keepdim=True) + (places * torch.exp(-top) if places else 0)
     return (torch.exp(x - top) / total).double()
-
-
-def without_maximum(x: Tensor) -> Tensor:
-    """The exponentials over their sum, in float32, where they overflow."""
-    made = x.float().exp()
-    return (made / made.sum(1, keepdim=True)).double()
 
 
 def read_three_times(call: Call) -> str:
@@ -247,57 +189,24 @@ softmax = Exercise(
         dtype="float32",
     ),
     mistakes={
-        "no-maximum": Mistake(
-            "What is exp(100) in float32, and that divided by itself?",
-            "Infinite, and then NaN. Subtract the row's maximum from each number first.",
-            gives=without_maximum,
-        ),
-        "from-infinity": Mistake(
-            "What is the maximum so far, if a row's first block holds nothing but minus infinity?",
-            "Minus infinity, and that less itself is NaN. Begin with -3.4028234e38 instead.",
-            when=from_infinity,
-        ),
-        "from-zero": Mistake(
-            "With what does the maximum begin, and what if all numbers of a row are far below it?",
-            "Then every exponential is 0, and 0 / 0 is NaN. Begin with -3.4028234e38.",
-            gives=(online(begin=0.0), online(begin=-1e30), online(begin=-3e38)),
-        ),
         "kept-maximum": Mistake(
-            "What is the maximum so far, when the loop comes to the second block?",
             "Behind the sum the new maximum becomes the old one.",
             gives=online(keeps=True),
         ),
-        "old-maximum": Mistake(
-            "Which maximum do you subtract from the new block's numbers?",
-            "The new one, which is at least as large as each of them: exp is 1 at most then.",
-            gives=online(
-                lambda total, top, new, block: (
-                    total * torch.exp(top - new) + torch.exp(block - top).sum(1, keepdim=True)
-                )
-            ),
-        ),
         "flipped": Mistake(
-            "If the maximum grows, does the old sum become larger or smaller?",
-            "Smaller: the factor is exp(old maximum - new maximum), which is 1 at most.",
-            gives=online(
-                lambda total, top, new, block: (
-                    total * torch.exp(new - top) + torch.exp(block - new).sum(1, keepdim=True)
-                )
-            ),
+            "The old sum becomes smaller: the factor is exp(old maximum - new maximum), which is 1 at most.",
+            gives=online(lambda top, new: torch.exp(new - top)),
         ),
         "old-sum": Mistake(
             "Rows of one block are right. What was subtracted in the sum so far, and what in the new block?",
-            "An older maximum. Multiply the sum so far by exp(old maximum - new maximum).",
-            gives=online(lambda total, top, new, block: total + torch.exp(block - new).sum(1, keepdim=True)),
+            gives=online(lambda top, new: 1),
         ),
-        "last-block": Mistake(
-            "Rows of one block are right. Which blocks are in your sum at the end?",
-            "Add each block's sum to what was there before.",
-            gives=online(lambda total, top, new, block: torch.exp(block - new).sum(1, keepdim=True)),
+        "not-divided": Mistake(
+            "What should the results of a row add up to?",
+            gives=lambda x: torch.exp(x - x.amax(1, keepdim=True)),
         ),
         "masked-zeros": Mistake(
-            "What do masked places hold, and what does that do to the maximum and the sum?",
-            'Minus infinity changes neither: other=float("-inf").',
+            'Masked places change neither maximum nor sum if they hold minus infinity: other=float("-inf").',
             gives=masked_zeros,
         ),
     },

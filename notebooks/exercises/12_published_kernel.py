@@ -1,7 +1,7 @@
 """Tasks of lesson 12: what is right, what people write instead, and what helps them on."""
 
 from labkit import kernels, work
-from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
+from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec, defined_in_cell
 from labkit.exercises.properties import ATOMICS, KERNEL, KERNEL_CASES, POINTWISE, READ_ONCE, large_reads
 
 from collections.abc import Callable
@@ -80,11 +80,6 @@ def gradients(
     return gives
 
 
-def with_dx(*formulas: Formula) -> tuple[Any, ...]:
-    """The gradients with each of these formulas for dx."""
-    return tuple(map(gradients, formulas))
-
-
 def many_parts(call: Call) -> str:
     """A sum by PyTorch that reads as much as x, where few parts are enough."""
     large = large_reads(call) if call.case[0] >= 4 * call.case[2] else []
@@ -129,81 +124,45 @@ PARTS = Property(
 MISTAKES = {
     "mean-term": Mistake(
         "Double x in one row: y stays as it is. So what is the sum of dx times x over a row?",
-        "Zero, nearly. The term that makes it so is u times the mean, taken away from w g.",
-        gives=with_dx(
-            lambda g, w, u, s, x: s * g * w, lambda g, w, u, s, x: s * (g * w + u * mean(g * w * u))
-        ),
-    ),
-    "weight-missing": Mistake(
-        "With a weight of ones it is right. Where does the weight stand in dx?",
-        "y = w u: what comes to u from above is w g, in both places of the formula.",
-        gives=with_dx(
-            lambda g, w, u, s, x: s * (g - u * mean(g * u)),
-            lambda g, w, u, s, x: s * (g * w - u * mean(g * u)),
-            lambda g, w, u, s, x: s * (g - u * mean(g * w * u)),
-            lambda g, w, u, s, x: s * w * (g - u * mean(g * u)),
+        "Zero, nearly. The term that makes it so is u times the mean of w g u, taken away from w g.",
+        gives=(
+            gradients(lambda g, w, u, s, x: s * g * w),
+            gradients(lambda g, w, u, s, x: s * (g * w - u * mean(g * w))),
         ),
     ),
     "x-for-u": Mistake(
-        "If x is ten times as large, u is as before, and dx a tenth. Which of your factors know that?",
         "u = x s stands twice in dx, and the whole difference is multiplied by s.",
-        gives=with_dx(
-            lambda g, w, u, s, x: g * w - u * mean(g * w * u),
-            lambda g, w, u, s, x: g * w - s * u * mean(g * w * u),
-            lambda g, w, u, s, x: s * g * w - u * mean(g * w * u),
-            lambda g, w, u, s, x: s * (g * w - x * mean(g * w * x)),
-            lambda g, w, u, s, x: s * (g * w - u * mean(g * w * x)),
-            lambda g, w, u, s, x: s * (g * w - x * mean(g * w * u)),
-            lambda g, w, u, s, x: s * g * w - x * s**3 * mean(g * w * u),
+        gives=(
+            gradients(lambda g, w, u, s, x: g * w - u * mean(g * w * u)),
+            gradients(lambda g, w, u, s, x: s * (g * w - u * mean(g * w * x))),
         ),
-    ),
-    "root": Mistake(
-        "If x is ten times as large, u is as before. Is yours?",
-        "s is one over the root of the mean square: tl.rsqrt(... + 1e-6).",
-        gives=(gradients(scale=lambda m, W: (m + EPS).sqrt()), gradients(scale=lambda m, W: 1 / (m + EPS))),
     ),
     "sum-for-mean": Mistake(
-        "With one column it is right. What is W times too large?",
-        "Both means are sums divided by W, and tl.sum adds up.",
-        gives=(
-            *with_dx(lambda g, w, u, s, x: s * (g * w - u * x.shape[-1] * mean(g * w * u))),
-            gradients(scale=lambda m, W: torch.rsqrt(m * W + EPS)),
-        ),
+        "The mean of w g u: tl.sum adds up, and the sum has to be divided by W.",
+        gives=gradients(lambda g, w, u, s, x: s * (g * w - u * x.shape[-1] * mean(g * w * u))),
     ),
     "block-for-row": Mistake(
-        "With 128 columns it is right, with 33 it is not. Which two sizes are alike only sometimes?",
         "The block has BLOCK places and the row W numbers: the masked ones do not count.",
-        gives=(*with_dx(block_dx), gradients(scale=block_scale), gradients(block_dx, scale=block_scale)),
+        gives=gradients(block_dx, scale=block_scale),
     ),
     "dw-term": Mistake(
         "y = w u. What is its derivative by w, times dy?",
-        "g u, for each row: no weight, and u in place of x.",
-        # g times x, w u, 1 or s
-        gives=tuple(
-            gradients(dw=lambda g, w, u, s, x, i=i: g * (x, w * u, 1 + 0 * x, s)[i]) for i in range(4)
-        ),
-    ),
-    "eps": Mistake(
-        "Small rows are wrong. What is added to the mean square, and where?",
-        "1e-6, under the root: tl.rsqrt(tl.sum(value * value, axis=0) / W + 1e-6).",
-        gives=gradients(scale=lambda m, W: m.rsqrt()),
+        gives=(gradients(dw=lambda g, w, u, s, x: g * x), gradients(dw=lambda g, w, u, s, x: g * w * u)),
     ),
 }
 
 
-def race(*widths: int, **how: Any) -> RaceSpec:
+def race(layer: str, counted: bool) -> RaceSpec:
     """A race in float32 with 65536 rows, as many as the table has most often."""
-    sizes = tuple({"batch": 65536, "width": width} for width in widths)
-    how |= {"dtype": "float32", "direction": "backward", "as_layer": layer_of}
-    return RaceSpec(work.rms_norm, {"labkit": kernels.rms_norm}, sizes, **how)
-
-
-def layer_of(answer: Callable[..., Any]) -> Callable[..., Tensor]:
-    """What is raced: the cell's layer, of which the answer is the backward pass."""
-    name = answer.__name__.replace("backward", "layer")
-    if name not in answer.__globals__:
-        raise ValueError(f"{name}: the cell has to define it, below {answer.__name__}")
-    return answer.__globals__[name]  # type: ignore[no-any-return]
+    return RaceSpec(
+        work.rms_norm,
+        {"labkit": kernels.rms_norm},
+        tuple({"batch": 65536, "width": width} for width in (256, 512)),
+        dtype="float32",
+        direction="backward",
+        as_layer=defined_in_cell(layer),
+        counted=counted,
+    )
 
 
 row_backward = Exercise(
@@ -231,19 +190,8 @@ row_backward = Exercise(
         ),
     ),
     right="x and dy are read once, and each row's sums are made once.",
-    race=race(256, 512),
-    mistakes={
-        "dw-rows": Mistake(
-            "Of how many rows are the parts in what you return?",
-            "Of all: parts.sum(0) adds up the rows of `parts`.",
-            gives=(
-                gradients(rows=lambda terms, programs: terms[:1]),
-                gradients(rows=lambda terms, programs: terms[-1:]),
-                gradients(rows=lambda terms, programs: terms / len(terms)),
-            ),
-        ),
-        **MISTAKES,
-    },
+    race=race("row_layer", counted=True),
+    mistakes=MISTAKES,
 )
 
 few_backward = Exercise(
@@ -277,16 +225,11 @@ few_backward = Exercise(
         ),
     ),
     right="x and dy are read once, dx is written once, and the parts are few, in one order.",
-    race=race(256, 512, counted=False),  # with as few rows as are counted each program has one
+    race=race("few_layer", counted=False),  # with as few rows as are counted each program has one
     mistakes={
         "dw-rows": Mistake(
-            "A program has several rows. How many of them are in what it stores of the weight's gradient?",
             "dw begins with zeros before the loop, each row adds its part, and it is stored after the loop.",
-            gives=(
-                gradients(rows=lambda terms, programs: terms[-min(programs, len(terms)) :]),
-                gradients(rows=lambda terms, programs: terms[: min(programs, len(terms))]),
-                gradients(dw=lambda g, w, u, s, x: 0 * x),
-            ),
+            gives=gradients(rows=lambda terms, programs: terms[-min(programs, len(terms)) :]),
         ),
         **MISTAKES,
     },

@@ -2,8 +2,8 @@
 
 from labkit import kernels, work
 from labkit.exercises import judge
-from labkit.exercises.engine import Call, Exercise, Mistake, RaceSpec, difference
-from labkit.exercises.properties import KERNEL, KERNEL_CASES, POINTWISE, READ_ONCE
+from labkit.exercises.engine import Call, Exercise, Mistake, RaceSpec, defined_in_cell, difference
+from labkit.exercises.properties import KERNEL, KERNEL_CASES, POINTWISE, READ_ONCE, wrong_only_where
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,8 +27,8 @@ def upstream_inputs(batch: int, steps: int, width: int) -> dict[str, Tensor]:
 
 
 def moved(x: Tensor, by: int) -> Tensor:
-    """x (B, T, H), later by up to two steps, zeros where nothing comes from; negative is earlier."""
-    return F.pad(x, (0, 0, 2, 2))[:, 2 - by : 2 - by + x.shape[1]]
+    """x (B, T, H), one step later, or earlier where ``by`` is -1, with zeros where nothing comes from."""
+    return F.pad(x, (0, 0, 1, 1))[:, 1 - by : 1 - by + x.shape[1]]
 
 
 def gradient(dh: Tensor, a: Tensor, gate: int) -> Tensor:
@@ -39,13 +39,6 @@ def gradient(dh: Tensor, a: Tensor, gate: int) -> Tensor:
 def gradients(g: Any = lambda dh, a: gradient(dh, a, 1), last: Any = lambda h: moved(h, 1)) -> Gives:
     """da and db, or what a mistake makes of them: db is ``g(dh, a)``, da is db times ``last(h)``."""
     return lambda dh, a, h: (g(dh, a) * last(h), g(dh, a))
-
-
-def layer_of(answer: Gives) -> Gives:
-    """What is raced: the cell's layer, of which the answer is the backward pass."""
-    if "recurrence_layer" not in answer.__globals__:
-        raise ValueError("recurrence_layer: the cell has to define it, below the class Recurrence")
-    return answer.__globals__["recurrence_layer"]  # type: ignore[no-any-return]
 
 
 def wrong_at_first(calls: Sequence[Call]) -> bool:
@@ -61,6 +54,11 @@ def wrong_at_first(calls: Sequence[Call]) -> bool:
     return found
 
 
+BEFORE_THE_FIRST = Mistake(
+    "What lies H places before the first step of a sequence?",
+    "Another sequence, or nothing. The state before step 0 is zero: mask this load by t > 0.",
+    when=wrong_at_first,
+)
 TRIED: dict[str, Any] = {"properties": (KERNEL, *POINTWISE, READ_ONCE), **KERNEL_CASES}
 
 backward = Exercise(
@@ -79,42 +77,27 @@ backward = Exercise(
         ({"batch": 512, "time": 256, "width": 128},),
         dtype="float32",
         direction="backward",
-        as_layer=layer_of,
+        as_layer=defined_in_cell("recurrence_layer"),
         counted=False,
     ),
     mistakes={
-        "not-reversed": Mistake(
-            "Which step's gradient needs no other step's? Is that the first one in your loop?",
-            "The last step: nobody uses its state. So the loop begins with t = T - 1.",
-            gives=tuple(gradients(lambda dh, a, by=by: states(moved(a, by), dh)) for by in (0, 1, -1)),
-        ),
         "no-carry": Mistake(
-            "Let dh be 1 at the last step, 0 elsewhere. Which of the inputs b had a part in the last state?",
-            "All of them, through the gates: step t hands a_t * g_t to step t - 1, which adds it to its dh.",
+            "Step t hands a_t * g_t to step t - 1, which adds it to its dh.",
             gives=gradients(lambda dh, a: dh),
         ),
         "other-gate": Mistake(
-            "h_(t+1) = a_(t+1) h_t + b. Which step's gate stands between h_t and h_(t+1)?",
-            "The later one's. Multiply g by the gate of its own step before you hand it on.",
+            "Between h_t and h_(t+1) stands the later step's gate. Multiply g by the gate of its own step "
+            "before you hand it on.",
             gives=(
-                *(gradients(lambda dh, a, gate=gate: gradient(dh, a, gate)) for gate in (0, 2)),
+                gradients(lambda dh, a: gradient(dh, a, 0)),
                 gradients(lambda dh, a: gradient(dh, torch.ones_like(a), 1)),
             ),
         ),
         "other-state": Mistake(
             "a_t multiplied a state in the forward pass. That of which step?",
-            "h_(t-1), the one before: zero at step 0. Where does it lie, seen from step t's places?",
-            gives=(
-                gradients(last=lambda h: h),
-                gradients(last=lambda h: moved(h, -1)),
-                gradients(last=lambda h: torch.cat((0 * h[:, :1], h[:, 1:]), 1)),
-            ),
+            gives=gradients(last=lambda h: h),
         ),
-        "before-the-first": Mistake(
-            "What lies H places before the first step of a sequence?",
-            "Another sequence, or nothing. The state before step 0 is zero: mask this load by t > 0.",
-            when=wrong_at_first,
-        ),
+        "before-the-first": BEFORE_THE_FIRST,
     },
 )
 
@@ -141,83 +124,30 @@ def reset_inputs(batch: int, steps: int, width: int, infinite: str = "") -> dict
     return {"dh": dh, "a": given["a"], "h": h, "reset": reset}
 
 
-def with_resets(carry: bool = True, da: bool = True, late: int = 0) -> Callable[..., tuple[Tensor, Tensor]]:
-    """da and db with resets, where what goes back and da are cut off, or not, perhaps at another step."""
-
-    def gives(dh: Tensor, a: Tensor, h: Tensor, reset: Tensor) -> tuple[Tensor, Tensor]:
-        new = moved(reset[..., None].to(dh.dtype), late) > 0
-        g = gradient(dh, torch.where(new, 0.0, a) if carry else a, 1)
-        changed = g * moved(h, 1)
-        return torch.where(new, 0.0, changed) if da else changed, g
-
-    return gives
-
-
-def mirrored(da: bool = True, g: bool = False) -> Callable[..., tuple[Tensor, Tensor]]:
-    """A step with a reset does not get what the step after it hands back; with ``g`` its own dh neither."""
-
-    def gives(dh: Tensor, a: Tensor, h: Tensor, reset: Tensor) -> tuple[Tensor, Tensor]:
-        new = reset[..., None]
-        later = moved(new.to(dh.dtype), 1) > 0
-        found = gradient(torch.where(new, 0.0, dh) if g else dh, torch.where(later, 0.0, a), 1)
-        changed = found * moved(h, 1)
-        return torch.where(new, 0.0, changed) if da else changed, found
-
-    return gives
+Chosen = Callable[[Tensor, Tensor], Tensor]
 
 
 def step_by_step(
-    back: Callable[[Tensor, Tensor, Tensor], Tensor] = lambda new, gate, g: torch.where(new, 0.0, gate * g),
-    da: Callable[[Tensor, Tensor, Tensor], Tensor] = lambda new, g, last: torch.where(new, 0.0, g * last),
+    comes: Chosen = lambda new, carry: carry,
+    goes: Chosen = lambda new, carry: torch.where(new, 0.0, carry),
+    da: Chosen = lambda new, product: torch.where(new, 0.0, product),
 ) -> Callable[..., tuple[Tensor, Tensor]]:
     """da and db, also where something is infinite, or what a mistake makes of them.
 
-    ``back`` is what a step hands back, of whether it is a reset, its gate and its g.
+    ``comes`` is what a step takes of what the step after it hands back, ``goes`` what it hands back itself:
+    made, as ``da`` is, of whether the step has a reset, and of the product that it is without one.
     """
 
     def gives(dh: Tensor, a: Tensor, h: Tensor, reset: Tensor) -> tuple[Tensor, Tensor]:
         carry, found = torch.zeros_like(dh[:, 0]), []
         for t in reversed(range(dh.shape[1])):
-            found.append(dh[:, t] + carry)
-            carry = back(reset[:, t, None], a[:, t], found[-1])
+            new = reset[:, t, None]
+            found.append(dh[:, t] + comes(new, carry))
+            carry = goes(new, a[:, t] * found[-1])
         g = torch.stack(found[::-1], 1)
-        return da(reset[..., None], g, moved(h, 1)), g
+        return da(reset[..., None], g * moved(h, 1)), g
 
     return gives
-
-
-BACK: tuple[Any, ...] = (
-    lambda new, gate, g: torch.where(new, 0.0, gate * g),
-    lambda new, gate, g: gate * torch.where(new, 0.0, g),
-    lambda new, gate, g: torch.where(new, 0.0, gate) * g,
-    lambda new, gate, g: gate * g * ~new,
-)
-OF_GATE: tuple[Any, ...] = (
-    lambda new, g, last: torch.where(new, 0.0, g * last),
-    lambda new, g, last: g * torch.where(new, 0.0, last),
-    lambda new, g, last: torch.where(new, 0.0, g) * last,
-    lambda new, g, last: g * last * ~new,
-)
-TIMES_ZERO = tuple(step_by_step(back, da) for back in BACK for da in OF_GATE)[1:]
-"""Products with a zero that was chosen: NaN where the other factor is infinite."""
-
-
-def in_finite_calls(*gives: Gives) -> Callable[[Sequence[Call]], bool]:
-    """Whether an answer does what one of these does, where nothing is infinite."""
-
-    def when(calls: Sequence[Call]) -> bool:
-        told = [call for call in calls if len(call.case) == 3 and call.dtype is torch.float32]
-
-        def does(wrong: Gives) -> bool:
-            return not any(
-                difference(mine, other, 0.01)
-                for call in told
-                for (mine, _), other in zip(call.result_tensors(), wrong(*call.passed.values()), strict=True)
-            )
-
-        return bool(told) and any(map(does, gives))
-
-    return when
 
 
 reset = Exercise(
@@ -232,34 +162,22 @@ reset = Exercise(
     right="What was before an episode has no part in it, not even if it was infinite.",
     mistakes={
         "not-cut": Mistake(
-            "Between which two steps does a reset stand, and what may not go from one to the other?",
             "From step t with a reset nothing goes back to step t - 1: the carry is zero there.",
-            gives=(with_resets(carry=False), with_resets(carry=False, da=False)),
+            gives=step_by_step(goes=lambda new, carry: carry),
         ),
         "da-kept": Mistake(
             "At a reset h_t = b_t. What does the loss have to do with a_t there?",
-            "Nothing: da is zero at this step.",
-            gives=step_by_step(da=lambda new, g, last: g * last),
-        ),
-        "inverted": Mistake(
-            "Where reset is true, which of its two values does tl.where choose?",
-            "The first one: tl.where(new, 0.0, ...).",
-            when=in_finite_calls(lambda dh, a, h, reset: with_resets()(dh, a, h, ~reset)),
+            gives=step_by_step(da=lambda new, product: product),
         ),
         "other-step": Mistake(
-            "Which step's reset do you load, and which step's gradients do you make?",
             "A reset at step t cuts what goes from t back to t - 1, and a_t. It is no matter to step t + 1.",
-            when=in_finite_calls(with_resets(late=1), with_resets(late=-1), mirrored(), mirrored(da=False)),
-        ),
-        "g-zeroed": Mistake(
-            "At a reset h_t = b_t. Does the loss have to do with b_t there?",
-            "Yes, as at every step: db = g. What is zero there is da, and what goes back from this step.",
-            when=in_finite_calls(mirrored(g=True), mirrored(g=True, da=False)),
+            gives=step_by_step(lambda new, carry: torch.where(new, 0.0, carry), lambda new, carry: carry),
         ),
         "times-zero": Mistake(
-            "What is infinity times 0?",
-            "NaN, and a gate may be infinite, too. Choose the whole product: tl.where(new, 0.0, gate * g).",
-            gives=TIMES_ZERO,
+            "Infinity times 0 is NaN, and a gate may be infinite, too. Choose the whole product: "
+            "tl.where(new, 0.0, gate * g).",
+            when=wrong_only_where(lambda call: len(call.case) == 4),
         ),
+        "before-the-first": BEFORE_THE_FIRST,
     },
 )

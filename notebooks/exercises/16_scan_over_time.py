@@ -14,33 +14,36 @@ from torch import Tensor
 states = work.linear_recurrence.reference
 
 BEFORE = judge.find("13_recurrent_kernel")
-STEPS, BLOCK = 128, 8
-"""Of the launch that is given."""
+STEPS = 128
+"""Of a block, in the launch that is given."""
 Pair = tuple[Tensor, Tensor]
 TwoSteps = Callable[[Tensor, Tensor, Tensor, Tensor], Pair]
 
 
-def scanned(two: TwoSteps, a: Tensor, b: Tensor, dim: int = 1) -> Pair:
-    """What steps are from the first to each of them, where ``two`` joins two, as a tree does."""
-    by, steps = 1, a.shape[dim]
-    while by < steps:
-        early = [each.narrow(dim, 0, steps - by) for each in (a, b)]
-        late = [each.narrow(dim, by, steps - by) for each in (a, b)]
-        first = [each.narrow(dim, 0, by) for each in (a, b)]
-        a, b = (torch.cat(pair, dim) for pair in zip(first, two(*early, *late), strict=True))
-        by *= 2
-    return a, b
+def scanned(
+    two: TwoSteps = lambda a1, b1, a2, b2: (a2 * a1, a2 * b1 + b2),
+) -> Callable[[Tensor, Tensor], Pair]:
+    """What steps (B, T, H) are from the first to each of them, where ``two`` joins two, as a tree does."""
+
+    def gives(a: Tensor, b: Tensor) -> Pair:
+        by, steps = 1, a.shape[1]
+        while by < steps:
+            joined = two(a[:, :-by], b[:, :-by], a[:, by:], b[:, by:])
+            a, b = (torch.cat((old[:, :by], new), 1) for old, new in zip((a, b), joined, strict=True))
+            by *= 2
+        return a, b
+
+    return gives
 
 
-def right_two(a1: Tensor, b1: Tensor, a2: Tensor, b2: Tensor) -> Pair:
-    return a2 * a1, a2 * b1 + b2
+def states_with(two: TwoSteps) -> Callable[[Tensor, Tensor], Tensor]:
+    """h of a single block whose steps ``two`` joins."""
+    return lambda a, b: scanned(two)(a, b)[1]
 
 
 def in_blocks(
-    two: TwoSteps = right_two,
-    scan: Callable[[TwoSteps, Tensor, Tensor], Pair] = scanned,
-    states_of: Callable[..., Tensor] = lambda gates, new, state, a: gates * state + new,
-    carry: Callable[[Tensor, Tensor], Tensor] = lambda block, new: block[:, -1:],
+    states_of: Callable[..., Tensor] = lambda gate, new, state, a: gate * state + new,
+    carry: Callable[[Tensor, Tensor], Tensor] = lambda states, new: states[:, -1:],
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """h (B, T, H), block by block of STEPS steps.
 
@@ -50,27 +53,13 @@ def in_blocks(
 
     def gives(a: Tensor, b: Tensor) -> Tensor:
         state, done = torch.zeros_like(a[:, :1]), []
-        for a_block, b_block in zip(a.split(STEPS, 1), b.split(STEPS, 1), strict=True):
-            gates, new = scan(two, a_block, b_block)
-            done.append(states_of(gates, new, state, a_block))
+        for gates, inputs in zip(a.split(STEPS, 1), b.split(STEPS, 1), strict=True):
+            gate, new = scanned()(gates, inputs)
+            done.append(states_of(gate, new, state, gates))
             state = carry(done[-1], new)
         return torch.cat(done, 1)
 
     return gives
-
-
-def first_block_alone(a: Tensor, b: Tensor) -> Tensor:
-    """Only the first block hands its last state on."""
-    parts = zip(a.split(2 * STEPS, 1)[:1], b.split(2 * STEPS, 1)[:1], strict=True)
-    late = zip(a.split(STEPS, 1)[2:], b.split(STEPS, 1)[2:], strict=True)
-    return torch.cat([in_blocks()(*part) for part in (*parts, *late)], 1)
-
-
-def over_features(two: TwoSteps, a: Tensor, b: Tensor) -> Pair:
-    """A scan along the features of each program."""
-    parts = zip(a.split(BLOCK, 2), b.split(BLOCK, 2), strict=True)
-    gates, new = zip(*(scanned(two, *part, dim=2) for part in parts), strict=True)
-    return torch.cat(gates, 2), torch.cat(new, 2)
 
 
 def long_inputs(batch: int, steps: int, width: int) -> dict[str, Tensor]:
@@ -79,60 +68,6 @@ def long_inputs(batch: int, steps: int, width: int) -> dict[str, Tensor]:
     return {"a": a, "b": torch.randn(batch, steps, width)}
 
 
-TWO_STEPS_MISTAKES = {
-    "other-order": Mistake(
-        "Which of the two steps comes first in time: (a1, b1) or (a2, b2)? Whose b meets the other's gate?",
-        "b1 was there before the second step, which multiplies it by a2. b2 comes in after that.",
-        gives=in_blocks(lambda a1, b1, a2, b2: (a1 * a2, a1 * b2 + b1)),
-    ),
-    "not-a-step": Mistake(
-        "Write down h2 for h0 = 1, a1 = 0.5, a2 = 0.25 and b1 = b2 = 1. What do your two numbers make of h0?",
-        "Put h1 = a1 h0 + b1 into h2 = a2 h1 + b2. What multiplies h0, and what is added?",
-        gives=(
-            in_blocks(lambda a1, b1, a2, b2: (a2 * a1, b1 + b2)),
-            in_blocks(lambda a1, b1, a2, b2: (a2 + a1, a2 * b1 + b2)),
-            in_blocks(lambda a1, b1, a2, b2: (a2 * a1, a1 * b1 + b2)),
-            in_blocks(lambda a1, b1, a2, b2: (a2 * a1, a2 * b1)),
-            in_blocks(lambda a1, b1, a2, b2: (a2 * a1, a2 * (b1 + b2))),
-            in_blocks(lambda a1, b1, a2, b2: (a2 * a1, a2 * a1 * b1 + b2)),
-        ),
-    ),
-    "arguments": Mistake(
-        "In which order do the four numbers arrive?",
-        "First both of the earlier step, then both of the later one: a1, b1, a2, b2.",
-        gives=in_blocks(lambda a1, b1, a2, b2: (b1 * a1, b1 * a2 + b2)),
-    ),
-    "results": Mistake(
-        "In which order do the two results leave `two_steps`?",
-        "First the gate of both steps together, then what is added.",
-        gives=in_blocks(lambda a1, b1, a2, b2: (a2 * b1 + b2, a2 * a1)),
-    ),
-    "gate-of-one": Mistake(
-        "It is right for two steps. Join the result with a third step by hand: which gate does it have?",
-        "The joint gate is what multiplies h0 after both steps: both gates are in it.",
-        gives=(
-            in_blocks(lambda a1, b1, a2, b2: (a2, a2 * b1 + b2)),
-            in_blocks(lambda a1, b1, a2, b2: (a1, a2 * b1 + b2)),
-        ),
-    ),
-}
-SCAN_MISTAKES = {
-    "gates-stored": Mistake(
-        "The scan gives two blocks back. Which of them did you store?",
-        "The first is the product of all gates up to each step. The state is in the second.",
-        gives=in_blocks(states_of=lambda gates, new, state, a: gates),
-    ),
-    "no-scan": Mistake(
-        "The first step is right. Which of the steps before it does the second one know?",
-        "What the scan returns is new: gate, new = tl.associative_scan((gate, new), ...).",
-        gives=lambda a, b: b,
-    ),
-    "axis": Mistake(
-        "Your block is (steps, features). Along which of the two axes are steps joined?",
-        "Along axis 0: axis 1 joins features, which do not know of each other.",
-        gives=in_blocks(scan=over_features),
-    ),
-}
 TRIED: dict[str, Any] = {"properties": (*POINTWISE, READ_ONCE), **KERNEL_CASES}
 
 
@@ -154,7 +89,23 @@ block = Exercise(
     **TRIED,
     right="All steps are loaded at once, and joined like a tree.",
     race=race(128),
-    mistakes={**TWO_STEPS_MISTAKES, **SCAN_MISTAKES},
+    mistakes={
+        "other-order": Mistake(
+            "b1 was there before the second step, which multiplies it by a2. b2 comes in after that.",
+            gives=states_with(lambda a1, b1, a2, b2: (a1 * a2, a1 * b2 + b1)),
+        ),
+        "not-a-step": Mistake(
+            "Put h1 = a1 h0 + b1 into h2 = a2 h1 + b2. What multiplies h0, and what is added?",
+            gives=(
+                states_with(lambda a1, b1, a2, b2: (a2 * a1, b1 + b2)),
+                states_with(lambda a1, b1, a2, b2: (a2 * a1, a1 * b1 + b2)),
+            ),
+        ),
+        "gate-of-one": Mistake(
+            "It is right for two steps. Join the result with a third step by hand: which gate does it have?",
+            gives=states_with(lambda a1, b1, a2, b2: (a2, a2 * b1 + b2)),
+        ),
+    },
 )
 
 scan = Exercise(
@@ -170,44 +121,20 @@ scan = Exercise(
     race=race(2048),
     mistakes={
         "no-carry": Mistake(
-            "The first 128 steps are right. What of step 127 is in what you store for step 128?",
-            "Nothing. The last row of a block's states goes into all states of the next one, by its gates.",
+            "The last row of a block's states goes into all states of the next block, by its gates.",
             gives=in_blocks(states_of=lambda gates, new, state, a: new),
         ),
         "gate-left-out": Mistake(
-            "How much of the state before a block is left after its third step?",
             "gate * state, where gate is scanned: the product of the gates from the block's first step on.",
             gives=(
                 in_blocks(states_of=lambda gates, new, state, a: state + new),
                 in_blocks(states_of=lambda gates, new, state, a: a * state + new),
             ),
         ),
-        "mixed": Mistake(
-            "One step makes gate * h + new. What does the joint step of a block make of the state before?",
-            "The same: gate * state + new, with the scanned gate and the scanned new.",
-            gives=(
-                in_blocks(states_of=lambda gates, new, state, a: gates * new + state),
-                in_blocks(states_of=lambda gates, new, state, a: gates * (state + new)),
-                in_blocks(states_of=lambda gates, new, state, a: gates * new),
-                in_blocks(states_of=lambda gates, new, state, a: gates * state),
-            ),
-        ),
         "carry-of-block": Mistake(
-            "Two blocks are right, the third is not. What do you carry on, and what is it made of?",
-            "The last of the states, with all that was before the block in it; not the last of the scan.",
+            "Carry on the last of the states, with all that was before the block in it, not the last of the "
+            "scan.",
             gives=in_blocks(carry=lambda block, new: new[:, -1:]),
         ),
-        "other-step": Mistake(
-            "Which of a block's steps is the one before the next block?",
-            "The last one: tl.where(step == STEPS - 1, states, 0.0), summed up along the steps.",
-            gives=(
-                in_blocks(carry=lambda block, new: block[:, :1]),
-                in_blocks(carry=lambda block, new: block.sum(1, keepdim=True)),
-                in_blocks(carry=lambda block, new: block[:, -2:-1] if block.shape[1] > 1 else block[:, -1:]),
-                first_block_alone,
-            ),
-        ),
-        **TWO_STEPS_MISTAKES,
-        **SCAN_MISTAKES,
     },
 )

@@ -1,12 +1,11 @@
 """Tasks of lesson 17: what is right, what people write instead, and what helps them on."""
 
 from labkit import kernels, work
-from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec, difference
+from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec, defined_in_cell
 from labkit.exercises.properties import FEWEST, KERNEL_CASES, PRODUCT, ROUNDED_ONCE, ROUNDED_TWICE
 from labkit.exercises.recorded import elements
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,11 +21,11 @@ def layer_inputs(B: int, T: int, H: int, scale: float = 1.0) -> dict[str, Tensor
     return {"gates": scale * torch.randn(B, T, 3 * H), "weight": weight, "bias": torch.randn(3 * H)}
 
 
-def cell(h: Tensor, i: Thirds, w: Thirds, b: Thirds, operand: Any = None, curve: Any = torch.tanh) -> Tensor:
-    """The next state; ``operand`` is what the products take for h, and ``curve`` the candidate's."""
+def cell(h: Tensor, i: Thirds, w: Thirds, b: Thirds, operand: Any = None) -> Tensor:
+    """The next state; ``operand`` is what the products take for h."""
     r, z, p = (linear(h if operand is None else operand, *each) for each in zip(w, b, strict=True))
     z = torch.sigmoid(i[1] + z)
-    return (1 - z) * curve(i[2] + torch.sigmoid(i[0] + r) * p) + z * h
+    return (1 - z) * torch.tanh(i[2] + torch.sigmoid(i[0] + r) * p) + z * h
 
 
 def states(step: Callable[..., Tensor] = cell) -> Callable[..., Tensor]:
@@ -46,11 +45,6 @@ def reset_before(h: Tensor, i: Thirds, w: Thirds, b: Thirds) -> Tensor:
     """A step whose candidate is made of the product with r * h."""
     r, z = torch.sigmoid(i[0] + linear(h, w[0], b[0])), torch.sigmoid(i[1] + linear(h, w[1], b[1]))
     return (1 - z) * torch.tanh(i[2] + linear(r * h, w[2], b[2])) + z * h
-
-
-def matrices_apart(rows: int, h: Tensor, i: Thirds, w: Thirds, b: Thirds) -> Tensor:
-    """A step whose three matrices begin so many rows apart."""
-    return cell(h, i, [torch.cat([*w])[k * rows :][: h.shape[1]] for k in range(3)], b)
 
 
 def rows_apart(gates: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -99,26 +93,6 @@ WEIGHTS_ONCE = Property(
 )
 
 
-def weights_of_others(calls: Sequence[Call]) -> bool:
-    """Whether more weights are loaded than there are, and all is right where H fills a block."""
-    full = [call for call in calls if call.case[2] == 16]
-    single = [call for call in calls if call.case[1] == 1]  # one step loads them once, also in the loop
-
-    def too_many(call: Call) -> bool:
-        weight, programs = call.passed["weight"], -(-call.case[0] // 16)
-        return len(call.launches.loaded(weight)) > weight.numel() * programs
-
-    again = any(map(weights_again, calls)) or any(difference(call.got, call.want, 0.05) for call in full)
-    return any(map(too_many, single)) and not again
-
-
-def layer_of(answer: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """What is raced: the cell's layer, which calls the answer."""
-    if "gru_layer" not in answer.__globals__:
-        raise ValueError("gru_layer: the cell has to define it, below gru")
-    return answer.__globals__["gru_layer"]  # type: ignore[no-any-return]
-
-
 gru = Exercise(
     "all steps of a GRU",
     "gru",
@@ -132,51 +106,24 @@ gru = Exercise(
     **KERNEL_CASES,
     mistakes={
         "row-length": Mistake(
-            "How many numbers of `gates` has one step of one sequence?",
-            "Three thirds of H numbers: steps lie 3 * H apart, the thirds H.",
+            "A step of `gates` has three thirds of H numbers: steps lie 3 * H apart, the thirds H.",
             gives=rows_apart,
         ),
         "not-turned": Mistake(
-            "Step 0 is right, step 1 is not. Along which of a matrix's two axes does tl.dot(h, w) add up?",
-            "Along w's rows, the old features. Load it as rnn_kernel does, turned: weight + n * H + old.",
+            "tl.dot(h, w) adds up along w's rows, the old features. Load it as rnn_kernel does, turned: "
+            "weight + n * H + old.",
             gives=states(lambda h, i, w, b: cell(h, i, [each.T for each in w], b)),
         ),
-        "weight-mask": Mistake(
-            "With H = 16 it is right, with H = 20 it is not. Which numbers of `weight` do your blocks hold?",
-            "A block is (BH, BH), a matrix (H, H): mask both axes, n < H and old < H, with other=0.0.",
-            when=weights_of_others,
-        ),
-        "same-matrix": Mistake(
-            "How far is it from W_hr to W_hz in `weight`, and which matrices do your three loads bring?",
-            "A matrix has H * H numbers.",
-            gives=(states(partial(matrices_apart, 0)), states(partial(matrices_apart, 1))),
-        ),
-        "no-carry": Mistake(
-            "Step 0 is right. Which h do the products of step 1 take?",
-            "The state that a step makes has to be the one that the next begins with.",
-            gives=states(lambda h, i, w, b: cell(0 * h, i, w, b)),
-        ),
-        "order": Mistake(
-            "Which third of `gates` is r, and which one z?",
-            "The order is r, z, n, in gates, weight and bias.",
-            gives=states(lambda h, *thirds: cell(h, *([each[1], each[0], each[2]] for each in thirds))),
-        ),
-        "other-bias": Mistake(
+        "bias-beside-r": Mistake(
             "Take weights of zero. What is left of W_hr h + b_hr, and what of r · (W_hn h + b_hn)?",
-            "Each of the three products of h has a third of `bias`. gates have the input's already.",
-            gives=(
-                states(lambda h, i, w, b: cell(h, i, w, [0 * each for each in b])),
-                states(lambda h, i, w, b: cell(h, (*i[:2], i[2] + b[2]), w, (*b[:2], 0 * b[2]))),
-            ),
+            gives=states(lambda h, i, w, b: cell(h, (*i[:2], i[2] + b[2]), w, (*b[:2], 0 * b[2]))),
         ),
         "r-on-h": Mistake(
-            "What does r multiply: h, or what the product of h has become?",
             "The product of h and its bias are made first, with h itself, and r multiplies their sum.",
             gives=states(reset_before),
         ),
         "blend": Mistake(
             "Let z be 1. Which of candidate and old state should be left?",
-            "The old one: z multiplies h, and 1 - z the candidate.",
             gives=states(lambda h, *thirds: cell(h, *([each[0], -each[1], each[2]] for each in thirds))),
         ),
     },
@@ -186,7 +133,7 @@ gru = Exercise(
         ({"batch": 512, "time": 64, "width": 128},),
         dtype="bfloat16",
         roundings=4,
-        as_layer=layer_of,
+        as_layer=defined_in_cell("gru_layer"),
         works={"cuDNN": work.gru_by_time},
         counted=False,
     ),
