@@ -33,6 +33,7 @@ UNWRITTEN = (
     "Count: how many programs of one block does it take to cover all of it, the last one partly? "
     "triton.cdiv divides and rounds up.",
     "Does each number in the brackets of a launch count what the kernel reads from that tl.program_id?",
+    "And the number in the mask: is it a count of elements, or of rows?",
 )
 NO_OTHER = (
     "A load leaves the masked places of its block alone. Which number stands there then?",
@@ -163,6 +164,9 @@ EXCEPTIONS = (
     ("address-for-element", r"operands of type .*pointer<|cannot cast \[\d{6,}\]",
      "In a kernel, the name of a tensor is the address of its first element. What gets you the elements?",
      "tl.load(x + at, mask=...) loads a block of them. Load each tensor, and calculate with that."),
+    ("no-descriptor", "'tensor' object has no attribute '(load|store)'",
+     "block.load([...]) is for a tensor descriptor. Does this argument arrive as one, or as an address?",
+     "From an address tl.load(x + at, mask=...) loads, as in the lessons before."),
     ("no-such-function", r"module 'triton\.language' has no attribute",
      "Triton's language has no function of this name. Which functions has the lesson given you?",
      "A size is an argument of the kernel. The rest is made of arithmetic, tl.exp, tl.sigmoid, and of the "

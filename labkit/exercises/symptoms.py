@@ -27,9 +27,9 @@ def of(exercise: Exercise, calls: Sequence[Call]) -> dict[str, Mistake]:
         )
     if factor := _factor(exercise, finished):
         found["scaled"] = Mistake(
-            f"All of your result is the right one times the same number, here {factor:.6g}. Which size or "
-            "constant is that?",
-            "Is something divided, or multiplied, once too often, or by the wrong size?",
+            f"All of your result is the right one times the same number, here {factor:.6g}. Which term or "
+            "factor of yours is too large, or too small, by that much?",
+            "Is something counted, divided or multiplied once too often, or not at all?",
             when=lambda calls: True,
         )
     return found
