@@ -97,6 +97,10 @@ epilogue = Exercise(
     properties=PRODUCT,
     **KERNEL_CASES,
     mistakes={
+        "bias-after": Mistake(
+            "b stands inside of gelu: add it to the sums, and give the result to GELU.",
+            gives=lambda x, w, b: gelu(linear(x, w), approximate="tanh") + b,
+        ),
         "bias-by-row": Mistake(
             "bias has N numbers, one for each column. As [None, :] a block of BN numbers is a row.",
             gives=(

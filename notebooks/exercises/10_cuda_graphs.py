@@ -65,7 +65,7 @@ def run_capture(graphed: Any, shape: tuple[int, ...], width: int, dtype: torch.d
             seen |= {PYTHON_CALLS: call.calls - calls, GRAPH_REPLAYS: gpu.replays - replayed}
             with gpu.unobserved():
                 seen[INPUTS_UNCHANGED] &= all(map(torch.equal, (x, *news), own))
-                named = ("new", new), ("the new before", before), ("x", first), ("x", x)
+                named = ("new", new), ("the one before", before), ("x", first), ("x", x)
                 facts = [(GRAPH_COMPUTES, call.captured), (REPLAY_RETURNS, y)]
                 for fact, made in facts if len(results) <= replays else [(AGAIN, y)]:
                     wanted = [(name, call.function(given)) for name, given in named]
@@ -97,18 +97,15 @@ capture = Exercise(
             "Write cuda.Stream(), cuda.CUDAGraph() and cuda.graph(...), without torch.",
             raises=r"dummy base class|requires CUDA support",
         ),
-        "called-already": Mistake(
-            "lab.captured(cuda, lambda: call(place)): the call waits until the capture begins.",
-            raises=r"(not callable|missing 1 required positional argument).*\n.*captured\(",
-        ),
         "no-wait": Mistake(
             "There is a handover to the side stream, and one back: wait_stream just before each. "
             "Inside of `with cuda.stream(side)` the current stream is the side stream.",
             when=differs(DID_NOT_WAIT),
         ),
-        "writes-x": Mistake(
-            "Let the graph read a tensor that nobody else has, made like x before the capture.",
-            when=differs(INPUTS_UNCHANGED),
+        "stale-input": Mistake(
+            "The graph knows addresses, not names. In each replay, first copy the new numbers into the "
+            "tensor that it reads: place.copy_(new).",
+            when=lambda calls: any(call.error is None and call.got[GRAPH_COMPUTES] == "x" for call in calls),
         ),
         "shared-result": Mistake(
             "The caller may keep any number of results: each replay hands out a tensor made anew.",
