@@ -38,7 +38,8 @@ UNWRITTEN = (
 NO_OTHER = (
     "A load leaves the masked places of its block alone. Which number stands there then?",
     "On a GPU whatever the register held before. Yours has to be one that adds nothing to a sum.",
-    "tl.load takes it as `other`.",
+    "tl.load takes it as `other`. (If all loads have it: is something inf / inf, where an exponential is too "
+    "large?)",
 )
 ELEMENT_FOR_COLUMN = (
     "A vector has as many elements as a row. Which one of them belongs to element `at` of x?",
@@ -98,7 +99,7 @@ ENDLESS = (
     "Print what the loop's condition depends on, inside the loop: what is printed appears above.",
 )
 WILD_ADDRESS = (
-    "This load or store went to a wild address. Every place has to be inside its tensor, or masked.",
+    "A load or a store went to a wild address. Every place has to be inside its tensor, or masked.",
     "Print the smallest and the largest of your places in the last program, and compare with the size.",
 )
 TOO_MUCH = (
@@ -224,9 +225,9 @@ EXCEPTIONS = (
      "Answers are judged without a GPU. Where does the tensor that you make have to lie, wherever x lies?",
      "torch.empty_like(x) makes one there; so does torch.empty(..., device=x.device, dtype=x.dtype)."),
     ("unknown-name", "NameError",
-     "The line sees {seen}. Is one of these what you call `{name}`?",
-     "The cell is judged by itself: names from other cells aren't there. It sees the lesson's "
-     "imports and kernels, such as {given}."),
+     "The cell is judged by itself, so `{name}` isn't there if it is from another cell that is no kernel of "
+     "the lesson's. It sees the lesson's imports and kernels, such as {given}.",
+     "Or is `{name}` another name for one of those that the line sees: {seen}?"),
 )  # fmt: skip
 """Mistakes that raise an exception: name, regular expression for the message and the line, hints.
 

@@ -54,7 +54,7 @@ class Call:
         return [(mine, right) for mine, right in zip(got, want, strict=True) if isinstance(right, Tensor)]
 
     def __str__(self) -> str:
-        shown = {name: short(value) for name, value in self.originals.items()}
+        shown = {name: short(value) + _numbers_of(value) for name, value in self.originals.items()}
         inputs = ", ".join(f"{name} {value}" for name, value in shown.items() if not value.startswith("<"))
         dtype = "" if self.dtype is None else f" in {dtype_name(self.dtype)}"
         return f"With {inputs}{dtype}" + (f", {self.layout}" if self.layout != "contiguous" else "")
@@ -346,7 +346,10 @@ def _wrong_values(exercise: Exercise, call: Call) -> str:
         for got, want in call.result_tensors():
             wrong = correctness.wrong_elements(got, want, allowed).nonzero()
             if len(wrong) and got[tuple(wrong[0])].isnan():
-                found += " (NaN is what nobody wrote, what was read outside of a tensor, or what 0 / 0 gives)"
+                found += (
+                    " (NaN is what nobody wrote, what was read outside of a tensor, or what 0 / 0 gives, "
+                )
+                found += "or inf / inf)"
                 break
     return f"{found}."
 
@@ -408,6 +411,12 @@ def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, (numbers.Real, np.number, Decimal)) else None
 
 
+def _numbers_of(value: Any) -> str:
+    """The numbers of a tensor that has few, to work a case out by hand."""
+    few = isinstance(value, Tensor) and 0 < value.numel() <= FEW
+    return f" [{', '.join(f'{number:.4g}' for number in value.flatten().tolist())}]" if few else ""
+
+
 def short(value: Any) -> str:
     """A value in a message: a tensor by its shape, a long text by its type."""
     if isinstance(value, Tensor):
@@ -418,6 +427,8 @@ def short(value: Any) -> str:
     return said if len(said) <= 80 else type(value).__name__
 
 
+FEW = 4
+"""So many numbers of a tensor are shown in a message."""
 WRONG_VALUES = "wrong-values"
 """The property of right values; a finding names the mistake instead, if one is known."""
 FORM = Property("form", _wrong_form, *common_hints.FORM)

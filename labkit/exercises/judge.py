@@ -114,7 +114,7 @@ def explain_end(error: BaseException, file: Path, limit_s: float, lesson: str) -
         )
         return Finding("error", observed, "lesson")
     observed = f"The process that ran your code is gone: {error}. {NOTHING_IS_LOST}"
-    if re.search(r"\.(load|store)\(", where):
+    if re.search(r"\.(load|store)\(", where) or re.search("SIG(SEGV|BUS|ABRT)", str(error)):
         return Finding("crashed", observed, "wild", where, common_hints.WILD_ADDRESS)
     return Finding("crashed", observed, where=where)
 

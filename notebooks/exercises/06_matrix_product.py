@@ -5,6 +5,7 @@ from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
 from labkit.exercises.properties import KERNEL_CASES, PRODUCT, elements_at
 
 import inspect
+import math
 from collections.abc import Callable
 from functools import partial, reduce
 from typing import Any
@@ -19,9 +20,12 @@ DEPTH = 32
 RACE = RaceSpec(work.matmul, {"cuBLAS": linear}, ({"batch": 4096, "width": 4096},), counted=False)
 
 
-def matrices(M: int, N: int, K: int) -> dict[str, Any]:
-    """x (M, K) and weight (N, K)."""
-    return {"x": torch.randn(M, K), "weight": torch.randn(N, K)}
+def matrices(M: int, N: int, K: int, poisoned: bool = False) -> dict[str, Any]:
+    """x (M, K) and weight (N, K); poisoned: with rows of which no number may come into another row's sums."""
+    given = {"x": torch.randn(M, K), "weight": torch.randn(N, K)}
+    if poisoned:
+        given["x"][-1], given["weight"][-1] = math.nan, math.inf
+    return given
 
 
 def reading_on(x: Tensor, weight: Tensor) -> Tensor:
@@ -46,7 +50,7 @@ STEPS = {
     ),
     "not-kept": Mistake(
         "tl.dot returns the new sums, and leaves `total` as it is. Give them a name.",
-        gives=in_steps(lambda parts: 0 * parts[0]),
+        gives=in_steps(lambda parts: torch.zeros_like(parts[0])),
     ),
     "same-step": Mistake(
         "With K = 64 you get twice the product of the first 32 places. What changes from step to step?",
@@ -72,7 +76,7 @@ product = Exercise(
     "product",
     reference=linear,
     cases=((1, 1, 1), (5, 3, 31), (37, 66, 70)),
-    large=((3, 5, 64), (2, 3, 1030), (260, 140, 70), (2, 260, 33), (1, 2, 2100), (3, 5, 0)),
+    large=((4, 3, 33, True), (3, 5, 64), (2, 3, 1030), (260, 140, 70), (2, 260, 33), (1, 2, 2100), (3, 5, 0)),
     vast=((40, 1_000_000, 2200), (2**26 + 1, 40, 40)),
     inputs=matrices,
     call=called,

@@ -142,7 +142,7 @@ def test_accidents_are_verdicts_with_the_learners_line(learner, source, status, 
 def test_an_exception_is_told_with_its_line_and_the_names_at_hand(learner):
     text = learner().run(masked("at < cuont"))["text/plain"]
     assert "name 'cuont' is not defined" in text and re.search(r"line \d: inside = at < cuont", text)
-    assert "The line sees x, y, count, BLOCK, at." in text
+    assert "that the line sees: x, y, count, BLOCK, at?" in text
 
 
 def test_what_an_answer_prints_is_shown_and_limited(learner, capsys):
