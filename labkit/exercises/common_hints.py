@@ -88,7 +88,7 @@ WIDE_PRODUCTS = (
 ROUNDED_TWICE = (
     "In which dtype are the values that your kernel computes with?",
     "What was loaded in 16 bits stays in 16 bits until you convert it: .to(tl.float32) after the load.",
-    "Only the store rounds. Everything before it is float32.",
+    "Only the store rounds. Everything before it is float32, also parts that are added up later.",
 )
 
 # ---- how the answer's process ended ------------------------------------------------------------------------

@@ -35,6 +35,8 @@ def _loads_outside(call: Call) -> str:
 
 
 def _kernel(call: Call) -> str:
+    if any(isinstance(each, Tensor) and not each.numel() for each in call.passed.values()):
+        return ""  # nothing is launched for it on a GPU either
     operations = ", ".join(call.launches.names) or "nothing"
     return "" if call.launches.kernels else f"no Triton kernel was launched, but {operations}."
 

@@ -2,9 +2,10 @@
 
 from labkit import kernels, work
 from labkit.exercises import judge
-from labkit.exercises.engine import Exercise, Mistake, RaceSpec
+from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
 from labkit.exercises.properties import KERNEL_CASES, POINTWISE, READ_ONCE
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -68,7 +69,18 @@ def long_inputs(batch: int, steps: int, width: int) -> dict[str, Tensor]:
     return {"a": a, "b": torch.randn(batch, steps, width)}
 
 
-TRIED: dict[str, Any] = {"properties": (*POINTWISE, READ_ONCE), **KERNEL_CASES}
+def step_by_step(call: Call) -> str:
+    """Whether no kernel of the answer scans."""
+    sources = [inspect.getsource(kernel.fn) for kernel, _ in call.launches.kernels]
+    return "" if any("associative_scan" in source for source in sources) else "no kernel of yours scans."
+
+
+SCANS = Property(
+    "no-scan",
+    step_by_step,
+    "tl.associative_scan(blocks, axis, function) joins the steps of a block. A loop takes one after the other.",
+)
+TRIED: dict[str, Any] = {"properties": (*POINTWISE, READ_ONCE, SCANS), **KERNEL_CASES}
 
 
 def race(time: int) -> RaceSpec:
@@ -113,7 +125,7 @@ scan = Exercise(
     "scan",
     reference=states,
     cases=((1, 1, 1), (1, 130, 3), (2, 5, 20)),
-    large=((1, 300, 8), (2, 129, 20), (1, 128, 9)),
+    large=((1, 300, 8), (2, 129, 20), (1, 128, 9), (1, 1100, 2)),
     vast=((2**24, 2, 70),),
     inputs=long_inputs,
     **TRIED,

@@ -114,7 +114,7 @@ twice = Exercise(
     "two recurrences in one loop",
     "twice",
     reference=states(),
-    cases=((1, 1, 1), (2, 1, 5), (2, 5, 20)),
+    cases=((1, 2, 1), (2, 1, 5), (2, 5, 20)),
     large=((1, 2, 128), (2, 3, 140), (1, 150, 8), (1, 1, 300), (2, 3, 5, 100.0)),
     vast=((2**24, 2, 70),),
     inputs=gate_inputs,
