@@ -78,7 +78,7 @@ def step_by_step(call: Call) -> str:
 SCANS = Property(
     "no-scan",
     step_by_step,
-    "tl.associative_scan(blocks, axis, function) joins the steps of a block. A loop takes one after the other.",
+    "tl.associative_scan(blocks, axis, function) joins the steps of a block. A loop takes one after another.",
 )
 TRIED: dict[str, Any] = {"properties": (*POINTWISE, READ_ONCE, SCANS), **KERNEL_CASES}
 
