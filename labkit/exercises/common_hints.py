@@ -176,7 +176,7 @@ EXCEPTIONS = (
      "A kernel has blocks, which are no tensors of PyTorch. Which name on this line belongs to PyTorch?",
      "Inside a kernel only tl's functions can be called, and those that have @triton.jit."),
     ("grid-of-int", r"'int' (has no len|object is not (iterable|subscriptable)).*\n.*\]\(",
-     "In the brackets of a launch stands the grid, which may have several axes. What kind of thing is it?",
+     "In the brackets of a launch stands how many programs there are, on one axis or on several.",
      "A tuple, also of one number: kernel[(programs,)](...)."),
     ("loop-number", "'int' object has no attribute 'to'",
      "In the interpreter a loop's number, or an argument that is 1, may be Python's. How to make it 64 bits?",
