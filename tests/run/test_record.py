@@ -61,7 +61,7 @@ CALLS = ["fused4", "eager4", "fused8", "eager8", "fused16", "eager16", "answer"]
 
 @pytest.fixture
 def toy(clone):
-    """A lesson with two ways at three sizes, a number of its own, and one of a function that is handed another."""
+    """A lesson with two ways at three sizes, a number of a function, and one of a function with another."""
     return stage.lesson(
         clone, ("setup", SETUP), ("kernel", KERNEL), ("way", WAY), ("way", HANDED), SHOW, NUMBERS
     )
