@@ -44,7 +44,7 @@ def scanned(monkeypatch, request):
 
 @both_ways
 @every_case
-@pytest.mark.parametrize("shape", [(2, 100, 8), (3, 40, 1), (9, 7, 2), (1, 1, 1), (3, 90, 5)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 70, 8), (1, 70, 5), (3, 40, 1), (9, 7, 2), (1, 1, 1)], ids=str)
 def test_any_shape_is_right(case, shape):
     examine(case, shape)
 

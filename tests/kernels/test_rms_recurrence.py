@@ -23,7 +23,7 @@ def asked(B, T, H, dtype):
 
 ASKED = {
     "sm_80": [asked(1024, 64, 512, bf16)],
-    "sm_90": [asked(1024, 64, 512, fp32), asked(64, 4, 277, fp32)],
+    "sm_90": [asked(1024, 64, 512, fp32), asked(64, 4, 33, fp32)],
     "sm_120": [asked(1, 64, 4096, fp32)],
 }
 """512 features of many sequences; rows that begin anywhere; the most of one where there is least memory."""
