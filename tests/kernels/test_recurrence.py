@@ -34,7 +34,7 @@ def of(case, dtype, width, time, *h0):
 ASKED = {
     "sm_80": of(GRU, bf16, 512, 4, "h0"),
     "sm_90": of(LINEAR, fp32, 512, 64),
-    "sm_120": of(LINEAR, fp32, 100, 4, "h0"),
+    "sm_120": of(LINEAR, bf16, 100, 4, "h0"),
 }
 
 
