@@ -45,7 +45,8 @@ class Result:
     not_held: tuple[str, ...]
     """The claims that did not hold, as sentences."""
     failure: Failure | None
-    html_path: Path
+    html_path: Path | None
+    """None where no page was asked for."""
 
     @property
     def passed(self) -> bool:
@@ -53,8 +54,8 @@ class Result:
         return self.failure is None
 
 
-def execute(path: Path, output: Path, cell_limit_s: float) -> Result:
-    """Execute a lesson into ``output`` and an HTML page beside it; the lesson itself is left as it is.
+def execute(path: Path, output: Path, cell_limit_s: float, page: bool = True) -> Result:
+    """Execute a lesson into ``output``, with an HTML page beside it; the lesson itself is left as it is.
 
     A failing cell ends the lesson and is part of the result. Meanwhile papermill's progress bar is on
     standard error.
@@ -90,8 +91,9 @@ def execute(path: Path, output: Path, cell_limit_s: float) -> Result:
         except (CellTimeoutError, DeadKernelError) as error:
             failure = _ended(notebooks.read(draft), error, cell_limit_s)
     executed = notebooks.read(output)
-    page = output.with_suffix(".html")
-    paths.write_text(page, to_html(executed, path))
+    html_path = output.with_suffix(".html") if page else None
+    if html_path:
+        paths.write_text(html_path, to_html(executed, path))
     claimed = [(data["status"], data["sentence"]) for data in _outputs(executed, CLAIM_MIME)]
     statuses = [status for status, _ in claimed]
     return Result(
@@ -102,7 +104,7 @@ def execute(path: Path, output: Path, cell_limit_s: float) -> Result:
         claims_need_gpu=sum(status not in (HELD, NOT_HELD) for status in statuses),
         not_held=tuple(sentence for status, sentence in claimed if status == NOT_HELD),
         failure=failure,
-        html_path=page,
+        html_path=html_path,
     )
 
 

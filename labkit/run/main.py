@@ -146,7 +146,8 @@ def _print_results(found: "list[Result]", unfinished: list[str]) -> None:
         table.add_row(escape(lesson), "unfinished")
     Console().print(table)
     for result in found:
-        click.echo(f"  {os.path.relpath(result.html_path)}")
+        if result.html_path:
+            click.echo(f"  {os.path.relpath(result.html_path)}")
 
 
 @cli.command("record")

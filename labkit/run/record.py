@@ -33,7 +33,7 @@ def record(path: Path) -> execute.Result:
     with FileLock(unfinished.with_suffix(".lock")):
         tape.write(before, [*tape.read(before), *tape.read(unfinished)])
         unfinished.unlink(missing_ok=True)
-        result = _executed({"record": str(unfinished)}, path, unfinished.with_suffix(".ipynb"))
+        result = _executed({"record": str(unfinished)}, path, unfinished.with_suffix(".ipynb"), page=True)
         if result.passed:
             measured = {row.key: row for row in tape.read(unfinished)}
             if measured:
@@ -43,11 +43,11 @@ def record(path: Path) -> execute.Result:
     return result
 
 
-def _executed(options: dict[str, str], path: Path, output: Path) -> execute.Result:
+def _executed(options: dict[str, str], path: Path, output: Path, page: bool) -> execute.Result:
     """Execute a lesson in a session with these options."""
     os.environ[OPTIONS] = json.dumps(options)
     try:
-        return execute.execute(path, output, CELL_LIMIT_S)
+        return execute.execute(path, output, CELL_LIMIT_S, page)
     finally:
         del os.environ[OPTIONS]
 
@@ -76,7 +76,7 @@ def rendered(path: Path, device: str = "") -> tuple[NotebookNode, execute.Result
     with tempfile.TemporaryDirectory() as folder:
         os.environ[paths.STATE_VARIABLE] = str(Path(folder) / paths.STATE)  # nobody's answers are shown
         try:
-            result = _executed({"device": device}, path, Path(folder) / path.name)
+            result = _executed({"device": device}, path, Path(folder) / path.name, page=False)
         finally:
             del os.environ[paths.STATE_VARIABLE]
         made = notebooks.read(Path(folder) / path.name)

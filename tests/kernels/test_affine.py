@@ -52,25 +52,25 @@ def copies(width, dtype=torch.float32):
 # --- right --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_full_ragged_and_empty_shapes_in_every_dtype_and_layout(monkeypatch, multiprocessors, count):
-    multiprocessors(count)
+def test_full_ragged_and_empty_shapes_in_every_dtype_and_layout(monkeypatch, multiprocessors):
+    """By two programs, which have up to five tiles each, and by one, whose sums are the result."""
+    multiprocessors(1)
     monkeypatch.setattr(module, "TILES", 1)  # taller tiles, and so fewer programs
     op.examine(AFFINE, *correctness.SHAPES, layouts=correctness.LAYOUTS)
 
 
-@pytest.mark.parametrize(("width", "count"), [(1, 132), (3, 1), (15, 132)])
+@pytest.mark.parametrize(("width", "count"), [(1, 8), (3, 1), (15, 8)])
 def test_below_at_and_above_a_whole_folded_row(monkeypatch, multiprocessors, width, count):
     multiprocessors(count)
     monkeypatch.setattr(module, "LEAST_ROWS", 5)  # a tile of the backward, and a ragged one
     monkeypatch.setattr(module, "sum_plan", module.sum_plan.__wrapped__)  # without its cache
     least = 5 * copies(width)
-    op.examine(AFFINE, *((batch, width) for batch in (3, 5, least - 1, least, least + 2)), dtypes=(fp32,))
+    op.examine(AFFINE, *((batch, width) for batch in (3, 5, least - 1, least + 2)), dtypes=(fp32,))
 
 
-@pytest.mark.parametrize("width", [16, 17, 161, 2049, 4097])
+@pytest.mark.parametrize("width", [17, 161, 2049])
 def test_wide_and_odd_widths(multiprocessors, width):
-    multiprocessors(132)
+    multiprocessors(8)
     k = copies(width)
     op.examine(AFFINE, (3 * k + 2 if k * width < 50_000 else k + 1, width), dtypes=(fp32,))
 
@@ -194,11 +194,10 @@ def test_with_frozen_parameters_x_is_neither_kept_nor_read_again():
 @pytest.fixture(scope="module")
 def variants(cache):
     """Of 9 rows of 161 eight are a whole folded row, a constant to Triton, and one is left."""
-    wide = (3001, 2049, bf16)
     asked = {
-        "sm_80": [(9, 160, bf16), (100_001, 161, fp32), (100_001, 5, bf16), wide],
-        "sm_90": [(100_001, 160, bf16), (9, 161, bf16), (9, 160, fp32), (100_001, 5, fp32), wide],
-        "sm_120": [(100_001, 160, fp32), (100_001, 161, bf16), (9, 161, fp32), (100_001, 5, bf16), wide],
+        "sm_80": [(100_001, 160, bf16), (100_001, 5, fp32)],
+        "sm_90": [(100_001, 160, fp32), (9, 161, bf16), (100_001, 5, bf16), (3001, 2049, bf16)],
+        "sm_120": [(100_001, 161, fp32)],
     }
     return op.variants_of(
         KERNELS, asked, lambda *shape_and_dtype: both(*shape_and_dtype[:2], dtype=shape_and_dtype[2])

@@ -47,7 +47,7 @@ CALLS = {
 @pytest.mark.parametrize("dtype", [fp32, bf16], ids=str)
 @pytest.mark.parametrize(
     "shape",
-    [(3, 20, 12), (2, 100, 16), (1, 130, 40), (5, 1, 8), (4, 70, 3), (2, 300, 4), (7, 2, 161)],
+    [(3, 20, 12), (1, 100, 16), (2, 70, 3), (7, 2, 161)],
     ids=str,
 )
 @pytest.mark.parametrize("name", CALLS)

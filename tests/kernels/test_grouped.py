@@ -28,8 +28,7 @@ CASES = {
     "no features out": dict(sizes=(3, 4, 0), leading=((5,), (2, 5))),
     "no groups": dict(sizes=(0, 4, 5), leading=((5,), (2, 5))),
 } | {str(sizes): dict(sizes=sizes, dtypes=(fp32, bf16)) for sizes in [
-    (3, 1), (3, 5), (3, 24), (3, 32), (2, 50), (2, 64), (5, 16, 32), (4, 32, 16), (3, 20, 50), (3, 50, 20),
-    (1, 5, 70), (2, 70, 5), (1, 16), (1, 24, 16),
+    (3, 1), (3, 5), (3, 32), (2, 64), (5, 16, 32), (3, 50, 20), (1, 5, 70), (2, 70, 5), (1, 16),
 ]}  # fmt: skip
 """33 rows are a tile and one row, wherever they end; 5 groups are a pack and one."""
 

@@ -45,9 +45,8 @@ def named(made, kernel):
 # --- the plans of GPUs that are not here --------------------------------------------------------------
 
 SIZES = [
-    (5, 16, 16, 200), (8, 16, 16, 200), (4, 32, 32, 130), (4, 16, 32, 70), (3, 20, 20, 130),
-    (4, 50, 64, 130), (2, 64, 64, 130), (2, 100, 100, 70), (1, 128, 128, 70), (1, 200, 100, 70),
-    (2, 32, 64, 130), (1, 256, 256, 70),
+    (5, 16, 16, 200), (4, 32, 32, 130), (4, 16, 32, 70), (4, 50, 64, 130), (2, 64, 64, 130),
+    (2, 100, 100, 70), (1, 200, 100, 70), (1, 256, 256, 70),
 ]  # fmt: skip
 """Groups, widths in and out, rows; those of 50 and 100 start in the middle of 16 bytes."""
 
@@ -57,9 +56,9 @@ SIZES = [
     ("target", "dtype", "some"),
     [
         ("sm_90", bf16, range(len(SIZES))),
-        ("sm_90", fp32, (0, 4, 5, 7)),
-        ("sm_80", bf16, (1, 6, 7, 9)),
-        ("sm_120", bf16, (1, 2, 8)),
+        ("sm_90", fp32, (0, 3, 5)),
+        ("sm_80", bf16, (0, 4, 6)),
+        ("sm_120", bf16, (1, 4)),
     ],
     ids=str,
 )
@@ -70,7 +69,7 @@ def test_the_plans_of_other_gpus_are_right(monkeypatch, target, dtype, some):
 
 
 @op.INTERPRETED
-@pytest.mark.parametrize(("groups", "width"), [(8, 63), (8, 61), (8, 13)])
+@pytest.mark.parametrize(("groups", "width"), [(8, 63), (8, 13)])
 def test_a_tile_that_starts_before_its_group_reaches_its_end(monkeypatch, groups, width):
     """The descriptor path begins at a multiple of 16 bytes, up to seven numbers before the group."""
     op.pretend(monkeypatch, limits_of("sm_90"), family)
@@ -82,7 +81,7 @@ def test_a_tile_that_starts_before_its_group_reaches_its_end(monkeypatch, groups
 @pytest.mark.parametrize("width", [16, 20, 70])
 def test_the_sums_over_rows_are_right_in_any_number_of_parts(monkeypatch, seen, width):
     tensors = drawn(grouped(2, width), 200)
-    for count in (1, 3, 132):
+    for count in (1, 132):
         op.pretend(monkeypatch, family.DeviceLimits(count, 0, True), family)
         assert_right(tensors)
     parts = {launch.P for launch in named(seen, "sum_kernel")}
@@ -272,7 +271,7 @@ def test_nan_and_infinity_stay_in_their_group(sizes):
 @op.INTERPRETED
 @pytest.mark.parametrize(
     ("dtype", "groups", "d_in", "d_out"),
-    [(bf16, 4, 50, 64), (fp32, 4, 50, 50), (bf16, 2, 100, 36), (bf16, 8, 16, 16), (bf16, 3, 32, 32)],
+    [(bf16, 4, 50, 64), (fp32, 4, 50, 50), (bf16, 2, 100, 36), (bf16, 8, 16, 16)],
 )
 def test_what_comes_along_by_descriptors_stays_out(monkeypatch, seen, dtype, groups, d_in, d_out):
     """As on an H200, whose tiles of x hold numbers of both neighbours where groups are unaligned."""

@@ -11,13 +11,14 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from launches import FAMILIES
 from operators import Case, bf16, fp16, fp32, gradients
 from torch import nn
 
 import labkit
 from labkit.kernels import gru
 from labkit.kernels.gru_kernels import candidate
-from labkit.measure import codegen, correctness
+from labkit.measure import correctness
 
 module = importlib.import_module("labkit.kernels.gru")
 KERNELS = {module: ("gru_kernel", "gru_input_kernel", "gru_grad_kernel", "step_kernel", "step_grad_kernel")}
@@ -170,19 +171,22 @@ def test_an_upstream_gradient_may_begin_in_the_middle_of_a_word():
     assert op.equal(gradients(gru, tensors, shifted), gradients(gru, tensors, shifted.clone()))
 
 
-@pytest.mark.parametrize("ahead", [1, 2, 3])
+@pytest.mark.parametrize("ahead", [1, 2])
 def test_whatever_the_plan_chooses_it_is_right(ahead, monkeypatch):
-    """Steps that are written out together, of which the last ones may lie beyond the end."""
+    """Steps that are written out together, of which the last ones may lie beyond the end.
+
+    In float32 it is one always, and in 16 bits four where nothing else is said.
+    """
     usual = module.gru_plan
 
     def plan(*its):
         return usual(*its) | dict(AHEAD=ahead)
 
     monkeypatch.setattr(module, "gru_plan", plan)
-    for steps in (1, 2, 5):
+    for steps in (1, 5):
         examined, _ = resetting(LAYER, 9, steps)
         for case in (LAYER, examined):
-            op.examine(case, (9, steps, 3, 20), dtypes=(fp32, bf16), roundings=12)
+            op.examine(case, (9, steps, 3, 20), dtypes=(bf16,), roundings=12)
 
 
 # --- many sequences, without gradients: the kernel that multiplies the input itself ----------------------
@@ -201,10 +205,9 @@ def few_are_many(monkeypatch):
 
 
 @pytest.mark.usefixtures("few_are_many")
-@pytest.mark.parametrize("dtype", [bf16, fp16], ids=str)
 @pytest.mark.parametrize(
-    "shape",
-    [(35, 4, 5, 20), (33, 1, 20, 32), (32, 2, 3, 17), (67, 3, 32, 20), (135, 2, 1, 1)],
+    ("shape", "dtype"),
+    [((35, 4, 5, 20), fp16), ((33, 1, 20, 32), bf16), ((32, 2, 3, 17), bf16), ((135, 2, 1, 1), bf16)],
     ids=str,
 )
 def test_many_sequences_without_gradients_are_right(shape, dtype):
@@ -427,18 +430,15 @@ def launch(shape, dtype, training):
 
 
 CASES = {
-    "sm_80": [((16, 64, 64, 128), bf16, True), ((2048, 64, 64, 64), bf16, False)],
-    "sm_86": [((16, 64, 64, 64), fp16, True), *(((B, 64, 128, 128), bf16, True) for B in (16, 2048))],
-    "sm_89": [((16, 64, 64, 64), bf16, False)],
+    "sm_80": [((2048, 64, 64, 64), bf16, False)],
+    "sm_86": [((2048, 64, 128, 128), bf16, True)],
     "sm_90": [
-        *(((B, 64, 128, 128), bf16, False) for B in (64, 1024, 2048)),
-        *(((B, 64, 64, 64), bf16, False) for B in (2048, 5000)),
-        *(((B, 64, H, H), bf16, True) for B, H in ((64, 128), (64, 64), (5000, 64))),
-        *(((2048, 64, 40, 100), fp16, training) for training in (True, False)),
-        ((64, 64, 64, 64), fp32, True),
+        *(((B, 64, H, H), bf16, False) for B, H in ((64, 64), (2048, 64), (2048, 128))),
+        *(((B, 64, H, H), bf16, True) for B, H in ((64, 128), (5000, 64))),
+        *(((B, 64, 40, H), dtype, True) for B, H, dtype in ((2048, 100, fp16), (64, 64, fp32))),
     ],
     "sm_100": [((64, 64, 128, 128), bf16, True)],
-    "sm_120": [((64, 64, 64, 64), bf16, True), ((64, 64, 100, 100), fp16, True)],
+    "sm_120": [((64, 64, 100, 100), fp16, True)],
 }
 """By target: (B, T, width, H), dtype, whether a backward follows."""
 
@@ -462,9 +462,9 @@ def loop_of(ptx):
 
 
 @op.INTERPRETED
-def test_every_kernel_compiles_for_every_target_and_fits(variants):
-    assert {v.target for v in variants} == set(codegen.TARGETS)
-    assert {v.title for v in variants} >= {"gru_kernel", "gru_grad_kernel"}
+def test_every_kernel_compiles_for_every_family_of_targets_and_fits(variants):
+    assert {v.target for v in variants} == set(FAMILIES)
+    assert {v.title for v in variants} == {"gru_kernel", "gru_input_kernel", "gru_grad_kernel"}
     for v in variants:
         few = 32 if v.title == "gru_grad_kernel" else 0  # bytes
         # float32's weights are two numbers each; the plans were made with compilers before 3.8
@@ -475,7 +475,7 @@ def test_every_kernel_compiles_for_every_target_and_fits(variants):
 def test_sums_of_many_programs_are_addressed_in_64_bits(variants):
     """Each has 4 H of them, and of 2**25 sequences of 128 features there are 2**31."""
     summed = [v for v in variants if v.title == "gru_grad_kernel" and v.launch.sums is not None]
-    assert len(summed) >= 8
+    assert {v.target for v in summed} == {*FAMILIES} - {"sm_80"}
     for v in summed:
         assert {bits for name, bits in op.offsets(v.code.ttir) if name == "sums"} == {"i64"}, v
 
@@ -495,7 +495,7 @@ def test_weights_stay_in_registers_from_step_to_step(variants):
 def test_weights_of_the_input_stay_in_shared_memory(variants):
     """Those of two steps' inputs are one product; with 16 sequences no operand is loaded into registers."""
     every = [v for v in variants if v.title == "gru_input_kernel" and v.target == "sm_90"]
-    assert {(v.launch.BH, v.launch.BM) for v in every} == {(64, 8), (64, 16), (128, 8), (128, 16)}
+    assert {(v.launch.BH, v.launch.BM) for v in every} == {(64, 8), (128, 16)}
     for v in (v for v in every if v.launch.BM == 8):
         assert loop_of(v.code.ptx).count("wgmma.mma_async.sync") >= 3 * v.launch.BK // 16, v
     for v in (v for v in every if v.launch.BM == 16):

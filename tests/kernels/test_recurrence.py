@@ -32,12 +32,9 @@ def of(case, dtype, width, time, *h0):
 
 
 ASKED = {
-    "sm_80": of(GRU, fp32, 128, 4),
-    "sm_86": of(LINEAR, bf16, 512, 4, "h0"),
-    "sm_89": of(GRU, bf16, 100, 4, "h0"),
+    "sm_80": of(GRU, bf16, 512, 4, "h0"),
     "sm_90": of(LINEAR, fp32, 512, 64),
-    "sm_100": of(GRU, bf16, 512, 64),
-    "sm_120": of(LINEAR, fp32, 100, 4, "h0"),
+    "sm_120": of(LINEAR, bf16, 100, 4, "h0"),
 }
 
 
@@ -143,7 +140,7 @@ def test_no_more_steps_are_on_their_way_than_there_are():
 
 
 @every_case
-@pytest.mark.parametrize("shape", [(2, 5, 20), (3, 40, 33)])
+@pytest.mark.parametrize("shape", [(2, 5, 20), (2, 18, 33)])
 def test_a_sequence_and_a_feature_touch_no_other_and_each_number_is_written_once(case, shape):
     assert_each_number_is_written_once(case, shape)
     assert_nan_stays(case, shape, [(0, 0), (shape[1] - 1, shape[2] - 1)])

@@ -18,7 +18,12 @@ from labkit.measure import correctness
 
 LINEAR, GRU = cases.LINEAR, cases.GRU
 every_case = pytest.mark.parametrize("case", [LINEAR, GRU], ids=repr)
-both_ways = pytest.mark.parametrize("scanned", ["look back", "a chain each"], indirect=True)
+WAYS = "look back", "a chain each"
+both_ways = pytest.mark.parametrize("scanned", WAYS, indirect=True)
+each_with_a_case = pytest.mark.parametrize(
+    ("scanned", "case"), [*zip(WAYS, (LINEAR, GRU), strict=True)], ids=repr, indirect=["scanned"]
+)
+"""Where `test_any_shape_is_right` has told that both operators are right both ways."""
 
 
 @pytest.fixture(autouse=True)
@@ -39,15 +44,12 @@ def scanned(monkeypatch, request):
 
 @both_ways
 @every_case
-@pytest.mark.parametrize(
-    "shape", [(2, 100, 8), (1, 70, 5), (3, 40, 1), (2, 33, 3), (9, 7, 2), (1, 1, 1), (3, 90, 5)], ids=str
-)
+@pytest.mark.parametrize("shape", [(2, 70, 8), (1, 70, 5), (3, 40, 1), (9, 7, 2), (1, 1, 1)], ids=str)
 def test_any_shape_is_right(case, shape):
     examine(case, shape)
 
 
-@both_ways
-@every_case
+@each_with_a_case
 def test_every_layout_and_dtype_is_right_with_and_without_a_first_state(case):
     examine(case, (2, 20, 6), layouts=correctness.LAYOUTS, dtypes=correctness.DTYPES)
     examine(case.without_h0, (2, 20, 6))
@@ -103,8 +105,7 @@ def test_neighbours_may_be_combined_in_any_order(combine):
     torch.testing.assert_close(from_left, from_right)
 
 
-@both_ways
-@every_case
+@each_with_a_case
 def test_some_blocks_are_walked_and_others_not(monkeypatch, case):
     """Gates above 1 here and there, in the first block and in the last, with gradients."""
     monkeypatch.setattr(steps, "GROUP_WORDS", 16)  # two of the four blocks are a group
@@ -189,19 +190,27 @@ def test_a_scan_is_for_few_or_narrow_sequences_of_many_steps_and_for_rows_that_a
 # --- what is compiled ---------------------------------------------------------------------------------
 
 
+def forward(call, *shapes, dtype):
+    call(*(op.meta(*shape, dtype=dtype) for shape in shapes))
+
+
 @op.INTERPRETED
 def test_it_compiles_and_fits(monkeypatch):
     monkeypatch.setattr(steps, "TILE", 512)
     kernels = {steps: ("scan_kernel", "scan_grad_kernel")}
     asked = {
-        "sm_80": [(GRU.call, *[(8, 2**17, 1)] * 2, (8, 1), fp32)],
+        "sm_80": [(launch, GRU.call, (8, 2**17, 1), fp32)],
         "sm_90": [
-            (LINEAR.call, *[(2, 16384, 512)] * 2, (2, 512), fp32),
-            (GRU.call, *[(53, 4545, 496)] * 2, (53, 496), bf16),  # a program for each chain: nobody waits
+            (forward, LINEAR.call, (2, 16384, 512), fp32),
+            (launch, GRU.call, (53, 4545, 496), bf16),  # a program for each chain: nobody waits
         ],
-        "sm_120": [(LINEAR.call, *[(1, 2**17, 16)] * 2, (1, 16), bf16)],  # a batch of 1 is a constant
+        "sm_120": [(forward, LINEAR.call, (1, 2**17, 16), bf16)],  # a batch of 1 is a constant
     }
-    for v in op.variants_of(kernels, asked, lambda call, *of: launch(call, *of[:-1], dtype=of[-1])):
+
+    def launched(how, call, shape, dtype):
+        how(call, shape, shape, shape[::2], dtype=dtype)
+
+    for v in op.variants_of(kernels, asked, launched):
         assert v.code.spills <= 64 and v.code.shared_bytes <= 16 * 1024 < ROOM[v.target] * 1024, v
         waits = re.findall(r"tt\.load .*isVolatile = true\} : tensor<(\d+)x!tt\.ptr", v.code.ttgir)
         assert len(waits) >= 4 * (v.launch.W > 0) and v.code.num_warps == 4, "what is waited for is read anew"

@@ -24,10 +24,10 @@ def asked(*several):
 
 
 ASKED = dict(
-    sm_80=asked((fp32, 512), (bf16, 33)), sm_86=asked((bf16, 4096)), sm_89=asked((fp32, 3)),
-    sm_90=asked((bf16, 512), (bf16, 1001), (fp32, 100), (bf16, 100), (bf16, 3), (fp32, 33), (bf16, 63)),
-    sm_100=asked((fp32, 512), (bf16, 33)), sm_120=asked((fp32, 512), (fp32, 3)),
-)  # fmt: skip
+    sm_80=asked((fp32, 512)),
+    sm_90=asked((bf16, 512), (bf16, 1001), (bf16, 100), (bf16, 3), (fp32, 33)),
+    sm_120=asked((bf16, 4096), (fp32, 3)),
+)
 
 
 class TestOperator(OperatorTests):
@@ -122,7 +122,7 @@ def test_a_weight_in_float32_beside_half_is_compiled_without_spills():
     def launched(width):
         op.launch_both_ways(rms_norm, op.meta(4096, width, dtype=bf16), op.meta(width))
 
-    found = op.variants_of(KERNELS, {"sm_80": [(512,)], "sm_90": [(512,), (33,), (1001,)]}, launched)
+    found = op.variants_of(KERNELS, {"sm_90": [(512,), (33,)]}, launched)
     assert {v.title for v in found} >= set(KERNELS[norms])
     op.assert_fits(found)
 
@@ -147,7 +147,7 @@ def test_nan_stays_in_its_row(width, dtype):
     assert op.equal([y[others], dx[others]], [want[0][others], want[1][others]])
 
 
-@pytest.mark.parametrize("multiprocessors", [1, 2, 132])
+@pytest.mark.parametrize("multiprocessors", [1, 132])
 @pytest.mark.parametrize("dtype", [fp32, bf16], ids=str)
 def test_the_weights_gradient_in_any_number_of_parts(monkeypatch, dtype, multiprocessors):
     op.pretend(monkeypatch, limits_of("sm_90", multiprocessors), norms)
