@@ -128,6 +128,7 @@ MISTAKES = {
         gives=(
             gradients(lambda g, w, u, s, x: s * g * w),
             gradients(lambda g, w, u, s, x: s * (g * w - u * mean(g * w))),
+            gradients(lambda g, w, u, s, x: s * (g * w - u * mean(g * u))),
         ),
     ),
     "x-for-u": Mistake(
