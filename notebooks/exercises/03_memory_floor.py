@@ -9,7 +9,6 @@ from labkit.exercises.properties import (
     POINTWISE,
     READ_ONCE,
     column_mistakes,
-    vectors_at,
 )
 
 from collections.abc import Callable
@@ -17,7 +16,6 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
 
 # ---- the floor of nn.Linear --------------------------------------------------------------------------------
 
@@ -125,12 +123,6 @@ def loaded_apart(call: Call) -> str:
     return ""
 
 
-def column_without_parentheses(at: Tensor, width: int) -> Tensor:
-    """Where at + 128 % width leads, for the second to fourth of a thread's elements."""
-    first = at - at % (4 * LANES) // LANES * LANES  # of a thread's four elements, the place of the first
-    return torch.where(at == first, at % width, first + (at - first) % width)
-
-
 ahead = Exercise(
     "x * row, loads ahead",
     "ahead",
@@ -168,11 +160,5 @@ ahead = Exercise(
     ),
     right="All four loads are on their way before the first store.",
     race=RaceSpec(work.row_product, {"PyTorch": torch.mul}, ({"batch": 32768, "width": 1024},)),
-    mistakes={
-        **column_mistakes(torch.mul),
-        "precedence": Mistake(
-            "Which of + and % does Python work out first in at + 128 % width?",
-            gives=vectors_at(torch.mul, column_without_parentheses),
-        ),
-    },
+    mistakes=column_mistakes(torch.mul),
 )

@@ -101,9 +101,14 @@ epilogue = Exercise(
             "b stands inside of gelu: add it to the sums, and give the result to GELU.",
             gives=lambda x, w, b: gelu(linear(x, w), approximate="tanh") + b,
         ),
+        "no-gelu": Mistake(
+            "GELU is missing from what is stored: does tl.store have the name that gelu's result got?",
+            gives=linear,
+        ),
         "bias-by-row": Mistake(
             "bias has N numbers, one for each column. As [None, :] a block of BN numbers is a row.",
             gives=(
+                bias_at(lambda row, col: row),
                 bias_at(lambda row, col: col // LARGE * LARGE + row % LARGE),
                 bias_at(lambda row, col: col // LARGE * LARGE + row % LARGE, math.nan),
             ),
