@@ -11,7 +11,21 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from labkit.gpu import randn
-from labkit.work.base import Shape, Work, per_element
+from labkit.work.base import Count, Shape, Work, per_element
+
+
+def with_weights(matrices: int, backward: int) -> Count:
+    """Two tensors of all steps and the weights; backward so many tensors, the weights and their gradients.
+
+    The weights are so many matrices (width, width), with a bias each.
+    """
+
+    def count(shape: Shape, direction: str) -> int:
+        width = shape["width"]
+        tensor, weights = shape["batch"] * shape["time"] * width, matrices * width * (width + 1)
+        return {"forward": 2 * tensor + weights, "backward": backward * tensor + 2 * weights}[direction]
+
+    return count
 
 
 def linear_recurrence_inputs(shape: Shape) -> tuple[Tensor, ...]:
@@ -105,20 +119,13 @@ def gated_block_reference(x: Tensor, gain: Tensor, w_gates: Tensor, b_gates: Ten
     return x + linear(torch.stack(states, 1), w_out)
 
 
-def gated_block_moved(shape: Shape, direction: str) -> int:
-    """x and the weights in, y out; backward dy, x and the weights in, all gradients out."""
-    width = shape["width"]
-    tensor, weights = shape["batch"] * shape["time"] * width, 3 * width * (width + 1)
-    return {"forward": 2 * tensor + weights, "backward": 3 * tensor + 2 * weights}[direction]
-
-
 def gated_block_flops(shape: Shape, direction: str) -> int:
     """Those of the products, two with each matrix and element forward, and twice as many backward."""
     return shape["width"] * per_element(6, 12)(shape, direction)
 
 
 gated_block = Work(
-    "gated_block", gated_block_inputs, gated_block_reference, gated_block_moved, gated_block_flops
+    "gated_block", gated_block_inputs, gated_block_reference, with_weights(3, 3), gated_block_flops
 )
 """A block of a sequence model: a norm, a product, two gated recurrences, another product, and a residual.
 
@@ -162,19 +169,12 @@ def gru_reference(
     return torch.stack(states, 1)
 
 
-def gru_moved(shape: Shape, direction: str) -> int:
-    """x and the weights in, h out; backward dh, x, h and the weights in, all gradients out."""
-    width = shape["width"]
-    tensor, weights = shape["batch"] * shape["time"] * width, 6 * width * (width + 1)
-    return {"forward": 2 * tensor + weights, "backward": 4 * tensor + 2 * weights}[direction]
-
-
 def gru_flops(shape: Shape, direction: str) -> int:
     """Those of the products, two with each matrix and element forward, and twice as many backward."""
     return shape["width"] * per_element(12, 24)(shape, direction)
 
 
-gru = Work("gru", gru_inputs, gru_reference, gru_moved, gru_flops)
+gru = Work("gru", gru_inputs, gru_reference, with_weights(6, 4), gru_flops)
 """A GRU layer over time, as `nn.GRU` computes it. Of each step, with h the state before it, (batch, width):
 
     r = sigmoid(W_ir x + b_ir + W_hr h + b_hr)
