@@ -16,7 +16,7 @@ from launches import ROOM, Launch
 from torch import Tensor
 
 import labkit
-from labkit.kernels import common
+from labkit.kernels import calls
 from labkit.kernels.common import DeviceLimits
 from labkit.measure import codegen, correctness, launch_counts
 
@@ -278,7 +278,7 @@ def recorded(patch: pytest.MonkeyPatch, kernels: Kernels) -> list[Launch]:
     """The list that fills with the launches of these kernels while ``patch`` lasts."""
     made: list[Launch] = []
     # Launches with meta tensors are what is recorded.
-    patch.setattr(common, "is_traced", lambda _: torch.compiler.is_compiling())
+    patch.setattr(calls, "is_traced", lambda _: torch.compiler.is_compiling())
     for module, names in kernels.items():
         for name in names:
             patch.setattr(module, name, launches.Recorder(getattr(module, name), made))

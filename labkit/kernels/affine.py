@@ -13,21 +13,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from labkit.kernels.calls import autocast, check_tensor, differentiable, needs_grad, operator
 from labkit.kernels.common import (
     DeviceLimits,
-    autocast,
     cdiv,
-    check_tensor,
     device_limits,
-    differentiable,
     empty_contiguous,
     gelu,
     gelu_and_derivative,
     interpreted,
-    needs_grad,
     next_power_of_2,
     offset64,
-    operator,
     spaced_rows,
 )
 

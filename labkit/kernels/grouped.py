@@ -9,21 +9,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from labkit.kernels.calls import autocast, check_tensor, is_traced, needs_grad, once_differentiable, operator
 from labkit.kernels.common import (
     DeviceLimits,
     allows_tf32,
-    autocast,
     cdiv,
-    check_tensor,
     descriptor,
     device_limits,
     empty_contiguous,
     float32_precision,
-    is_traced,
-    needs_grad,
     next_power_of_2,
-    once_differentiable,
-    operator,
 )
 from labkit.kernels.grouped_kernels import (
     backward_kernel,

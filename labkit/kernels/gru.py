@@ -12,20 +12,16 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from labkit.kernels.common import (
-    DeviceLimits,
-    allows_tf32,
+from labkit.kernels.calls import (
     autocast,
-    cdiv,
     check_tensor,
-    device_limits,
     is_traced,
     needs_grad,
-    next_power_of_2,
     once_differentiable,
     operator,
     retains_graph,
 )
+from labkit.kernels.common import DeviceLimits, allows_tf32, cdiv, device_limits, next_power_of_2
 from labkit.kernels.gru_kernels import (
     gate,
     gate_grad,

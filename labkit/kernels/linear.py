@@ -14,22 +14,17 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
+from labkit.kernels.calls import autocast, check_tensor, is_traced, needs_grad, once_differentiable, operator
 from labkit.kernels.common import (
     DeviceLimits,
     aligned_rows,
     allows_tf32,
-    autocast,
     cdiv,
-    check_tensor,
     count_tiles,
     descriptor,
     device_limits,
     dot,
     float32_precision,
-    is_traced,
-    needs_grad,
-    once_differentiable,
-    operator,
 )
 
 # ---- tiles by tensor descriptors (TMA), or by pointers and masks -------------------------------------------

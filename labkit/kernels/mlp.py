@@ -12,22 +12,16 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from labkit.kernels.common import (
+from labkit.kernels.calls import (
     autocast,
-    cdiv,
     check_tensor,
-    count_tiles,
-    dot,
-    gelu,
-    gelu_and_derivative,
     is_traced,
     needs_grad,
-    next_power_of_2,
-    offset64,
     once_differentiable,
     operator,
     retains_graph,
 )
+from labkit.kernels.common import cdiv, count_tiles, dot, gelu, gelu_and_derivative, next_power_of_2, offset64
 from labkit.kernels.linear import launch_product, load_tile, split_columns, store_tile, swizzled_tile
 
 # ---- geglu_mlp: kernels ------------------------------------------------------------------------------------

@@ -9,19 +9,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from labkit.kernels.calls import check_sequences, differentiable, needs_grad, operator, promote
 from labkit.kernels.common import (
     DeviceLimits,
     cdiv,
-    check_sequences,
     device_limits,
-    differentiable,
     empty_contiguous,
     initial_state,
-    needs_grad,
     next_power_of_2,
-    operator,
     padded_columns,
-    promote,
     spaced_rows,
 )
 from labkit.kernels.recurrence_scan import WARPS, scan_grad_kernel, scan_kernel

@@ -10,18 +10,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from labkit.kernels.affine import early_launch, sum_columns
+from labkit.kernels.calls import check_eps, check_tensor, differentiable, needs_grad, operator
 from labkit.kernels.common import (
     DeviceLimits,
     cdiv,
-    check_eps,
-    check_tensor,
     device_limits,
-    differentiable,
     empty_contiguous,
     interpreted,
-    needs_grad,
     next_power_of_2,
-    operator,
     spaced_rows,
 )
 

@@ -14,20 +14,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from labkit.kernels.common import (
-    DeviceLimits,
-    cdiv,
+from labkit.kernels.calls import (
     check_eps,
     check_sequences,
     check_tensor,
-    device_limits,
     differentiable,
-    empty_contiguous,
-    initial_state,
     needs_grad,
     operator,
-    padded_columns,
     promote,
+)
+from labkit.kernels.common import (
+    DeviceLimits,
+    cdiv,
+    device_limits,
+    empty_contiguous,
+    initial_state,
+    padded_columns,
 )
 from labkit.kernels.rms_norm import stages_that_fit, sum_partials
 

@@ -2,7 +2,7 @@
 
 from labkit.work.base import Shape, Work, per_element
 from labkit.work.pointwise import affine, copy, gelu_mul, gelus, row_product
-from labkit.work.products import gate_up, grouped, linear, linear_gelu, matmul, network
+from labkit.work.products import gate_up, grouped, linear, linear_gelu, linear_relu, matmul, network
 from labkit.work.recurrences import (
     gated_block,
     gru,
@@ -28,6 +28,7 @@ __all__ = [
     "linear",
     "linear_gelu",
     "linear_recurrence",
+    "linear_relu",
     "matmul",
     "network",
     "per_element",

@@ -66,6 +66,15 @@ linear_gelu = Work("linear_gelu", linear_inputs, linear_gelu_reference, matmul_m
 """A Linear layer with its activation: y = gelu(x Wᵀ + b), GELU in its tanh form. Forward only."""
 
 
+def linear_relu_reference(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """relu(x Wᵀ + b)."""
+    return torch.relu(functional.linear(x, weight, bias))
+
+
+linear_relu = Work("linear_relu", linear_inputs, linear_relu_reference, matmul_moved, matmul_flops)
+"""The same with another activation: y = relu(x Wᵀ + b). Forward only."""
+
+
 # ---- several matrices --------------------------------------------------------------------------------------
 
 

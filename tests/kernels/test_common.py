@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from triton.runtime.interpreter import InterpreterError
 
 from labkit import gpu, interpreter
-from labkit.kernels import affine, common, rms_norm
+from labkit.kernels import affine, calls, common, rms_norm
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 AFFINE = cases.AFFINE
@@ -78,7 +78,7 @@ def test_an_operator_that_is_defined_again_replaces_the_first(wrap):
         def kernels_test_again(x: Tensor, times: float) -> Tensor:
             return factor * times * x  # noqa: B023
 
-        op = common.operator(fake=lambda x, times: torch.empty_like(x))(kernels_test_again)
+        op = calls.operator(fake=lambda x, times: torch.empty_like(x))(kernels_test_again)
         assert wrap(lambda x, op=op: op(x, 3.0))(torch.ones(2)).tolist() == [3 * factor] * 2
         assert op.__name__ == "kernels_test_again"
 
@@ -145,8 +145,8 @@ def test_where_there_are_several_gpus_the_first_tensors_is_the_current_one(monke
         seen.append(list(chosen))
         return torch.zeros(1)
 
-    call = common.operator(fake=lambda x: torch.empty(1))(kernels_test_guarded)
-    monkeypatch.setattr(common, "_several_gpus", lambda: several)
+    call = calls.operator(fake=lambda x: torch.empty(1))(kernels_test_guarded)
+    monkeypatch.setattr(calls, "_several_gpus", lambda: several)
     monkeypatch.setattr(torch.cuda, "device", guard)
     call(torch.zeros(1).as_subclass(OnGpu1))
     call(torch.zeros(1))
@@ -191,16 +191,16 @@ WRONG = {
 def test_a_wrong_argument_is_named_with_what_it_should_be(case):
     tensor, shape, words = WRONG[case]
     with pytest.raises(ValueError) as caught:
-        common.check_tensor("weight", tensor, shape, like=X)
+        calls.check_tensor("weight", tensor, shape, like=X)
     assert str(caught.value).startswith("weight: ") and words in str(caught.value)
 
 
 def test_a_tensor_on_the_cpu_is_refused_where_kernels_are_compiled(monkeypatch):
     for interpreted in (True, False):
-        monkeypatch.setattr(common, "INTERPRETED", interpreted)
+        monkeypatch.setattr(calls, "INTERPRETED", interpreted)
         refused = pytest.raises(ValueError, match=r"^x: is on the CPU, should be on the GPU")
         with contextlib.nullcontext() if interpreted else refused:
-            common.check_tensor("x", torch.zeros(8), (8,))
+            calls.check_tensor("x", torch.zeros(8), (8,))
 
 
 @op.INTERPRETED
@@ -210,61 +210,61 @@ def test_a_kernel_that_the_interpreter_refuses_says_what_to_call_first(monkeypat
 
     monkeypatch.setattr(interpreter, "patch", functools.cache(lambda: None))
     with pytest.raises(RuntimeError, match=r"^call labkit\.interpreter\.patch\(\) first"):
-        common._explained(refuses)()
+        calls._explained(refuses)()
     interpreter.patch()
     with pytest.raises(InterpreterError, match="mask"):
-        common._explained(refuses)()
+        calls._explained(refuses)()
 
 
 def test_inside_autocast_dtypes_may_differ_and_nothing_else():
     half = torch.zeros(8).bfloat16()
     with torch.autocast("cpu", torch.bfloat16):
-        common.check_tensor("weight", half, (8,), like=X)
+        calls.check_tensor("weight", half, (8,), like=X)
         for wrong, shape in ((half.to("meta"), (8,)), (half.double(), (8,)), (half, (9,))):
             with pytest.raises(ValueError, match=r"^weight: "):
-                common.check_tensor("weight", wrong, shape, like=X)
+                calls.check_tensor("weight", wrong, shape, like=X)
 
 
 def test_autocast_casts_what_linear_casts():
     x, weight, double, whole = torch.randn(4, 6), torch.randn(3, 6), torch.randn(3).double(), torch.arange(3)
     tensors = (x, weight, None, double, whole, x.half())
-    assert all(got is given for got, given in zip(common.autocast(*tensors), tensors, strict=True))
+    assert all(got is given for got, given in zip(calls.autocast(*tensors), tensors, strict=True))
     with torch.autocast("cpu", torch.bfloat16):
-        cast = common.autocast(*tensors)
+        cast = calls.autocast(*tensors)
         assert cast[2] is None and cast[3] is double and cast[4] is whole
         assert [cast[i].dtype for i in (0, 1, 5)] == [torch.bfloat16] * 3
         with torch.autocast("cpu", enabled=False):
-            assert common.autocast(x)[0] is x
+            assert calls.autocast(x)[0] is x
         meta = x.to("meta")
-        assert common.autocast(meta)[0] is meta, "autocast knows nothing of this device"
+        assert calls.autocast(meta)[0] is meta, "autocast knows nothing of this device"
 
 
 def test_promote_casts_to_the_widest_and_nothing_down():
     full, half, brain = (torch.randn(4).to(dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16))
     meta = half.to("meta")
     for tensors in ((half, None, full), (full, half, None), (brain, full)):
-        assert all(got is given for got, given in zip(common.promote(*tensors), tensors, strict=True))
+        assert all(got is given for got, given in zip(calls.promote(*tensors), tensors, strict=True))
         with torch.autocast("cpu", torch.bfloat16):
-            for got, given in zip(common.promote(*tensors), tensors, strict=True):
+            for got, given in zip(calls.promote(*tensors), tensors, strict=True):
                 assert got is None if given is None else torch.equal(got, given.float())
     with torch.autocast("cpu", torch.bfloat16):
         for alike in ((full, None, full), (half, half), (brain,)):
-            assert all(got is given for got, given in zip(common.promote(*alike), alike, strict=True))
-        widest = common.promote(half, brain)
+            assert all(got is given for got, given in zip(calls.promote(*alike), alike, strict=True))
+        widest = calls.promote(half, brain)
         assert [one.dtype for one in widest] == [torch.float32] * 2, "neither holds the other's numbers"
-        assert common.promote(meta, full)[0] is meta, "autocast knows nothing of this device"
+        assert calls.promote(meta, full)[0] is meta, "autocast knows nothing of this device"
 
 
 def test_float32_may_stand_beside_half_where_it_is_taken():
     half = X.half()
-    common.check_tensor("weight", torch.zeros(8), (8,), like=half, or_float32=True)
-    common.check_tensor("weight", torch.zeros(8).half(), (8,), like=half, or_float32=True)
+    calls.check_tensor("weight", torch.zeros(8), (8,), like=half, or_float32=True)
+    calls.check_tensor("weight", torch.zeros(8).half(), (8,), like=half, or_float32=True)
     for weight, like, should in (
         (torch.zeros(8).bfloat16(), half, r"torch\.float16 like the first argument or float32"),
         (torch.zeros(8).half(), X, r"torch\.float32 like the first argument$"),
     ):
         with pytest.raises(ValueError, match=rf"^weight: has dtype \S+, should be {should}"):
-            common.check_tensor("weight", weight, (8,), like=like, or_float32=True)
+            calls.check_tensor("weight", weight, (8,), like=like, or_float32=True)
 
 
 # --- inside kernels -----------------------------------------------------------------------------------
@@ -309,7 +309,7 @@ def test_tiles_of_nearly_two_to_the_31_rows_are_counted_in_32_bits():
         assert out.item() == tiles, size
 
 
-@pytest.mark.parametrize("dtype", common.DTYPES)
+@pytest.mark.parametrize("dtype", calls.DTYPES)
 @pytest.mark.parametrize("add", [True, False])
 def test_a_product_is_exact_in_float32(dtype, add):
     torch.manual_seed(0)

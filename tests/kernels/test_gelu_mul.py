@@ -14,7 +14,7 @@ from operators import bf16, drawn, fp16, fp32
 from torch.nn import functional
 
 from labkit import gpu
-from labkit.kernels import common, gelu_mul
+from labkit.kernels import calls, common, gelu_mul
 from labkit.measure import correctness
 
 module = importlib.import_module("labkit.kernels.affine")  # the package's attribute is the function
@@ -51,7 +51,7 @@ def test_every_number_of_16_bits_is_within_the_stated_error(dtype):
     y = gelu_mul(z, torch.zeros_like(z[0]), torch.ones_like(z)).double()
     want = functional.gelu(z.double(), approximate="tanh")
     tiny = torch.finfo(dtype).tiny * (1 if dtype is bf16 else torch.finfo(dtype).eps)  # flushed to zero
-    rounded = (2 if dtype is bf16 and common.INTERPRETED else 1) * torch.finfo(dtype).eps / 2
+    rounded = (2 if dtype is bf16 and calls.INTERPRETED else 1) * torch.finfo(dtype).eps / 2
     off = 2.0**-12 if gpu.available() else 2.0**-22
     allowed = rounded * want.abs() + 1.01 * off * z.double().abs() + tiny
     assert ((y - want).abs() <= allowed).all(), ((y - want).abs() / allowed).max()

@@ -30,6 +30,7 @@ WORKS = {
     "matmul": (work.matmul, SIZES, lambda x, w: x @ w.T),
     "square matmul": (work.matmul, {"batch": 3, "width": 5}, lambda x, w: x @ w.T),
     "linear_gelu": (work.linear_gelu, SIZES, lambda x, w, b: gelu(x @ w.T + b)),
+    "linear_relu": (work.linear_relu, SIZES, lambda x, w, b: (x @ w.T + b).clamp(min=0)),
     "gate_up": (work.gate_up, SIZES, lambda x, w: gelu(x @ w[0].T) * (x @ w[1].T)),
     "grouped": (work.grouped, GROUPS, by_group),
     "network": (work.network, {"batch": 3, "width": 5, "depth": 4}, layers),
