@@ -112,7 +112,7 @@ normed = Exercise(
     "normed",
     reference=states_with(),
     cases=((1, 1, 1), (2, 1, 5), (2, 5, 20)),
-    large=((1, 3, 128), (1, 300, 33), (2, 3, 200), (1, 2, 2100)),
+    large=((1, 3, 128), (1, 1100, 33), (2, 3, 200), (1, 2, 2100)),
     vast=((2**24, 2, 70),),
     **TRIED,
     properties=(*POINTWISE, READ_ONCE, ONE_WARP),
