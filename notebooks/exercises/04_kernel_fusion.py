@@ -86,5 +86,14 @@ further = Exercise(
             "128 lanes add and multiply. Who computes exponentials and reciprocals, and how many in a cycle?",
             gives=floor_of(2 / 128),
         ),
+        "upside-down": Mistake(
+            "With more multiprocessors, and with more cycles in a microsecond, it takes less time: divide by "
+            "both.",
+            gives=(
+                lambda elements, multiprocessors, cycles: elements / 8 * cycles / multiprocessors,
+                lambda elements, multiprocessors, cycles: elements / 8 * multiprocessors / cycles,
+                lambda elements, multiprocessors, cycles: elements / 8 * multiprocessors * cycles,
+            ),
+        ),
     },
 )

@@ -85,6 +85,14 @@ def bias_in_each_step(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return layer(x, weight, len(x.split(DEPTH, 1)) * bias)
 
 
+def epilogue_in_each_step(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """What comes out when each step of the loop adds the bias and applies GELU to the sums."""
+    total = torch.zeros((), dtype=x.dtype)
+    for a, b in zip(x.split(DEPTH, 1), weight.split(DEPTH, 1), strict=True):
+        total = gelu(total + linear(a, b) + bias, approximate="tanh")
+    return total
+
+
 epilogue = Exercise(
     "an epilogue of bias and GELU",
     "linear_gelu",
@@ -118,8 +126,8 @@ epilogue = Exercise(
             gives=bias_at(lambda row, col: col % LARGE),
         ),
         "in-the-loop": Mistake(
-            "The bias is added once to each result, when the loop is over: move it below the loop.",
-            gives=bias_in_each_step,
+            "Bias and GELU come once, when the loop is over: move their lines out of it, to where `for` begins.",
+            gives=(bias_in_each_step, epilogue_in_each_step),
         ),
     },
     race=RaceSpec(

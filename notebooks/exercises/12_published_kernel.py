@@ -195,6 +195,13 @@ row_backward = Exercise(
     mistakes=MISTAKES,
 )
 
+
+def every_row(terms: Tensor, programs: int) -> Tensor:
+    """What is summed where each program takes all rows from its first one on: row i counts i + 1 times."""
+    count = torch.arange(1, len(terms) + 1, dtype=terms.dtype).clamp(max=min(programs, len(terms)))
+    return terms * count[:, None]
+
+
 few_backward = Exercise(
     "the backward pass, many rows a program",
     "few_backward",
@@ -231,6 +238,10 @@ few_backward = Exercise(
         "dw-rows": Mistake(
             "dw begins with zeros before the loop, each row adds its part, and it is stored after the loop.",
             gives=gradients(rows=lambda terms, programs: terms[-min(programs, len(terms)) :]),
+        ),
+        "every-row": Mistake(
+            "Which rows does program p take? p, p + P, p + 2P and so on: range(p, rows, P), with its step.",
+            gives=gradients(rows=every_row),
         ),
         **MISTAKES,
     },
