@@ -126,7 +126,7 @@ epilogue = Exercise(
             gives=bias_at(lambda row, col: col % LARGE),
         ),
         "in-the-loop": Mistake(
-            "Bias and GELU come once, when the loop is over: move their lines out of it, to where `for` begins.",
+            "Bias and GELU come once, when the loop is over. Let their lines begin where `for` begins.",
             gives=(bias_in_each_step, epilogue_in_each_step),
         ),
     },
