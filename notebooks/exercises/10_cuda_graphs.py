@@ -111,5 +111,14 @@ capture = Exercise(
             "The caller may keep any number of results: each replay hands out a tensor made anew.",
             when=differs(SEPARATE_RESULTS),
         ),
+        "changes-x": Mistake(
+            "Each replay copies new numbers into the place that the graph reads. If that place is x itself, "
+            "the caller's x changes. Let the place begin as a copy: x.clone().",
+            when=differs(INPUTS_UNCHANGED),
+        ),
+        "first-call": Mistake(
+            "The first call belongs on a stream of its own: inside of `with cuda.stream(side):`.",
+            when=differs(WARM_UP),
+        ),
     },
 )
