@@ -118,15 +118,14 @@ def solution_cells(path: Path) -> dict[str, str]:
     return {name: source.strip() for name, source in named if name}
 
 
-def load(lesson: str | Path, *, solved: bool = False) -> ModuleType:
+def load(lesson: str | Path) -> ModuleType:
     """The cells tagged ``setup``, ``kernel`` and ``way``, in order, as a module; nothing else runs.
 
-    With ``solved`` the module has the solution of each exercise too, in the place of its cell. The module is
-    a real file, because Triton and inspect read the source of a kernel from its file. It is imported once for
-    each content. Raises ValueError for a cell that is not plain Python.
+    The module is a real file, because Triton and inspect read the source of a kernel from its file. It is
+    imported once for each content. Raises ValueError for a cell that is not plain Python.
     """
     path = lesson if isinstance(lesson, Path) else resolve(lesson)
-    source = _module_source(path, solved)
+    source = _module_source(path)
     digest = hashlib.sha256(source.encode()).hexdigest()[:12]
     name = f"labkit_lesson_{path.stem}_{digest}"
     if name in sys.modules:
@@ -150,14 +149,13 @@ def import_file(name: str, file: Path) -> ModuleType:
     return module
 
 
-def _module_source(path: Path, solved: bool) -> str:
+def _module_source(path: Path) -> str:
     parts = [f'"""The setup, kernel and way cells of {path.name}, written from it: edit them there."""\n']
-    loaded = (*LOADED_TAGS, EXERCISE) if solved else LOADED_TAGS
     for number, cell in code_cells(read_json(path)):
-        kind = next((tag for tag in tags(cell) if tag in loaded), None)
+        kind = next((tag for tag in tags(cell) if tag in LOADED_TAGS), None)
         if kind is None:
             continue
-        source = solution_cells(path)[exercise_of(cell)] if kind == EXERCISE else cell["source"]
+        source = cell["source"]
         where = f"{path.stem}, cell {number}"
         try:
             ast.parse(source)

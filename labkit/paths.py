@@ -45,37 +45,20 @@ def python_path() -> str:
 
 
 @contextmanager
-def advice(path: Path) -> Iterator[None]:
-    """An OSError of writing this file also says what to do, in a note."""
-    try:
-        yield
-    except OSError as error:
-        elsewhere = f", or let LABKIT_CACHE name another folder than {cache()}" * path.is_relative_to(cache())
-        remedy = "Make room, or the folder writable"
-        if isinstance(error, IsADirectoryError):
-            remedy = "A folder has its name: move that away"
-        error.add_note(
-            f"{path} is not written; what was kept before is whole. {remedy}{elsewhere}, and run it again."
-        )
-        raise
-
-
-@contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A file beside ``path`` to write to, which takes its place when all went well; folders are made.
 
     Nobody ever sees half of a file, and what was there before stays whole where writing fails.
     """
-    with advice(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # not tempfile's, which are private whatever the umask says: these are the checkout's
-        beside = path.with_name(f".{path.stem}.{secrets.token_hex(4)}.part{path.suffix}")
-        try:
-            yield beside
-            os.replace(beside, path)
-        finally:
-            with suppress(OSError):  # it may not have come to be, or is in its place; the first error counts
-                beside.unlink()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # not tempfile's, which are private whatever the umask says: these are the checkout's
+    beside = path.with_name(f".{path.stem}.{secrets.token_hex(4)}.part{path.suffix}")
+    try:
+        yield beside
+        os.replace(beside, path)
+    finally:
+        with suppress(OSError):  # it may not have come to be, or is in its place; the first error counts
+            beside.unlink()
 
 
 def write_text(path: Path, text: str) -> None:

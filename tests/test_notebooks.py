@@ -66,16 +66,6 @@ def test_load_gives_setup_and_kernel_cells_alone_with_source_that_can_be_inspect
     assert second.__file__ != module.__file__ and module.double(2) == second.double(2) == 4
 
 
-def test_load_solved_has_the_solutions_in_place_of_the_exercises(tmp_path):
-    exercise = code('def mine(x):\n    ...\n\ntasks.check("mine", mine)', "exercise")
-    path = write(tmp_path, "01_toy", code("SIZE = 2", "setup"), exercise, code("size = mine(1)"))
-    solutions = tmp_path / "solutions" / "01_toy.py"
-    solutions.parent.mkdir()
-    solutions.write_text('"""Solutions."""\n\n# %% [mine]\ndef mine(x):\n    return SIZE * x\n')
-    assert not hasattr(notebooks.load(path), "mine")
-    assert notebooks.load(path, solved=True).mine(3) == 6
-
-
 @pytest.mark.parametrize("source", ["%timeit 1", "x = 1\n!ls", "len?", "x ="])
 def test_load_names_the_cell_that_is_not_plain_python(tmp_path, source):
     path = write(tmp_path, "01_magic", code("x = 1", "setup"), code(source, "kernel"))

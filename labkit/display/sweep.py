@@ -180,9 +180,9 @@ class Sweep(Table):
 
     # ---- measuring -----------------------------------------------------------------------------------------
 
-    def measure_all(self) -> None:
-        """Measure every point, one after the other."""
-        self.live_rows |= self._session.measure_all(self.points)
+    def measure(self, points: Sequence[Point]) -> None:
+        """Measure points, one after the other."""
+        self.live_rows |= {point: self._session.measure(point) for point in points}
         self._refresh()
 
     def _ipython_display_(self) -> None:
@@ -323,10 +323,6 @@ def sweep(
     known = session.current()
     points = session.points(title, ways, work, how)
     made = Sweep(title, points, known, published, roofs, lines)
-    if known.live and known.tape:
-        made.measure_all()
-    elif known.live and not interactive():
-        for point in made.chosen(made.usual()):
-            made.live_rows[point] = known.measure(point)
-        made._refresh()
+    if known.live and (known.tape or not interactive()):
+        made.measure(points if known.tape else made.chosen(made.usual()))
     return made

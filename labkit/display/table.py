@@ -261,6 +261,5 @@ def race(title: str, ways: Ways, work: Work | None = None, **how: Any) -> Table:
     On a GPU every way is first compared with float64. Elsewhere the recorded times are shown.
     """
     known = session.current()
-    by_point = known.measure_all(session.points(title, ways, work, how))
-    rows = [row for found in by_point.values() for row in found]
+    rows = [row for point in session.points(title, ways, work, how) for row in known.measure(point)]
     return Table(title, rows, known.live, known)

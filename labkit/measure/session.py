@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,9 +20,6 @@ from labkit.work import Shape, Work
 
 ALLOWED = {"float32": 1e-4, "float16": 2e-3, "bfloat16": 1.6e-2}
 """Largest relative error, by norms: TF32 is off by 3e-4, so it is no float32."""
-PASSES = 6
-"""So often the host clock measures a point while recording. Another program on the machine slows Python down
-for seconds to minutes, and never speeds it up: the fastest pass is kept, with all ways of that pass."""
 CHECKED_ROWS = 4096
 """So many rows at a time are compared with float64."""
 OPTIONS = "LABKIT_SESSION"
@@ -143,35 +139,16 @@ class Session:
         beside a copy of the same bytes. One that is wrong, fails, or does not fit the memory has no time, and
         a note.
         """
-        return self.measure_all([point])[point]
-
-    def measure_all(self, points: Sequence[Point]) -> dict[Point, list[Row]]:
-        """The rows of several points, as `measure` makes them, in `PASSES` passes while recording."""
         if not self.live:
-            return {point: self.find(point) for point in points}
-        empty = {
-            point: {way: self._stamped(point.row(way.name), [way.call], way.work.name) for way in point.ways}
-            for point in points
-        }
-        kept = {
-            point: [self._kept(row) if self.tape else None for row in rows.values()]
-            for point, rows in empty.items()
-        }
-        passes: dict[Point, list[list[Row]]] = {point: [] for point in points if not all(kept[point])}
-        found = {}
+            return self.find(point)
+        empty = {way: self._stamped(point.row(way.name), [way.call], way.work.name) for way in point.ways}
+        kept = [self._kept(row) for row in empty.values()] if self.tape else [None]
         with gpu.locked(), gpu.full_float32():
-            for _ in range(PASSES - 1 if self.tape else 0):
-                for point in passes:
-                    if point.clock == "host":
-                        passes[point].append(self._measure_once(point, empty[point]))
-            for point in points:
-                rows = [row for row in kept[point] if row]
-                if point in passes:  # all of its ways, as they are compared: not one beside old times
-                    rows = fastest([*passes[point], self._measure_once(point, empty[point])])
-                found[point] = [self._keep(row) for row in rows]
-        return found
+            # All of its ways, as they are compared: no new time stands beside an old one.
+            rows = [row for row in kept if row] if all(kept) else self._timed(point, empty)
+        return [self._keep(row) for row in rows]
 
-    def _measure_once(self, point: Point, rows: Mapping[Way, Row]) -> list[Row]:
+    def _timed(self, point: Point, rows: Mapping[Way, Row]) -> list[Row]:
         if any(hasattr(way.call, "_torchdynamo_orig_callable") for way in rows):
             from torch._inductor import config  # not before it is needed: it takes a second
 
@@ -238,17 +215,6 @@ def _columns(timings: Mapping[str, Any], way: str, size: int, clock: str) -> dic
     if took:  # the copies are of whole pages, a little more
         found["copy_us"] = round(min(took) * size / copies.copied_bytes(size), 4)
     return found
-
-
-def fastest(passes: Sequence[list[Row]]) -> list[Row]:
-    """The pass with the fewest ways that have no time, and of those the one with the shortest times, by their
-    geometric mean."""
-
-    def slowness(rows: list[Row]) -> tuple[int, float]:
-        times = [row.median_us for row in rows if row.median_us]
-        return len(rows) - len(times), sum(map(math.log, times))
-
-    return min(passes, key=slowness)
 
 
 # ---- calls and their results -------------------------------------------------------------------------------

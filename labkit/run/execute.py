@@ -1,4 +1,4 @@
-"""Executes a lesson with papermill and says what came of it: a notebook, a page, what held."""
+"""Executes a lesson with papermill and says what came of it: a notebook, and what held."""
 
 import logging
 import os
@@ -12,7 +12,6 @@ from typing import Any
 
 import papermill
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
-from nbconvert.exporters.html import HTMLExporter
 from nbformat import NotebookNode
 from papermill.exceptions import PapermillExecutionError
 
@@ -45,8 +44,8 @@ class Result:
     not_held: tuple[str, ...]
     """The claims that did not hold, as sentences."""
     failure: Failure | None
-    html_path: Path | None
-    """None where no page was asked for."""
+    path: Path
+    """The executed notebook."""
 
     @property
     def passed(self) -> bool:
@@ -54,8 +53,8 @@ class Result:
         return self.failure is None
 
 
-def execute(path: Path, output: Path, cell_limit_s: float, page: bool = True) -> Result:
-    """Execute a lesson into ``output``, with an HTML page beside it; the lesson itself is left as it is.
+def execute(path: Path, output: Path, cell_limit_s: float) -> Result:
+    """Execute a lesson into ``output``; the lesson itself is left as it is.
 
     A failing cell ends the lesson and is part of the result. Meanwhile papermill's progress bar is on
     standard error.
@@ -91,9 +90,6 @@ def execute(path: Path, output: Path, cell_limit_s: float, page: bool = True) ->
         except (CellTimeoutError, DeadKernelError) as error:
             failure = _ended(notebooks.read(draft), error, cell_limit_s)
     executed = notebooks.read(output)
-    html_path = output.with_suffix(".html") if page else None
-    if html_path:
-        paths.write_text(html_path, to_html(executed, path))
     claimed = [(data["status"], data["sentence"]) for data in _outputs(executed, CLAIM_MIME)]
     statuses = [status for status, _ in claimed]
     return Result(
@@ -104,16 +100,8 @@ def execute(path: Path, output: Path, cell_limit_s: float, page: bool = True) ->
         claims_need_gpu=sum(status not in (HELD, NOT_HELD) for status in statuses),
         not_held=tuple(sentence for status, sentence in claimed if status == NOT_HELD),
         failure=failure,
-        html_path=html_path,
+        path=output,
     )
-
-
-def to_html(notebook: NotebookNode, path: Path) -> str:
-    """A notebook as one HTML page, titled with its heading, with the pictures that lie beside ``path``."""
-    title = notebooks.title(notebook) or path.stem
-    resources = {"metadata": {"name": title, "path": str(path.parent)}}
-    page, _ = HTMLExporter(language_code="en", embed_images=True).from_notebook_node(notebook, resources)
-    return str(page)
 
 
 def _outputs(notebook: NotebookNode, mime: str) -> Iterator[dict[str, Any]]:

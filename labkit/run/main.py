@@ -146,8 +146,7 @@ def _print_results(found: "list[Result]", unfinished: list[str]) -> None:
         table.add_row(escape(lesson), "unfinished")
     Console().print(table)
     for result in found:
-        if result.html_path:
-            click.echo(f"  {os.path.relpath(result.html_path)}")
+        click.echo(f"  {os.path.relpath(result.path)}")
 
 
 @cli.command("record")

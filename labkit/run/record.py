@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from filelock import FileLock
+from nbconvert.preprocessors import CoalesceStreamsPreprocessor
 from nbformat import NotebookNode, writes
 
 from labkit import notebooks, paths
@@ -33,7 +34,7 @@ def record(path: Path) -> execute.Result:
     with FileLock(unfinished.with_suffix(".lock")):
         tape.write(before, [*tape.read(before), *tape.read(unfinished)])
         unfinished.unlink(missing_ok=True)
-        result = _executed({"record": str(unfinished)}, path, unfinished.with_suffix(".ipynb"), page=True)
+        result = _executed({"record": str(unfinished)}, path, unfinished.with_suffix(".ipynb"))
         if result.passed:
             measured = {row.key: row for row in tape.read(unfinished)}
             if measured:
@@ -43,11 +44,11 @@ def record(path: Path) -> execute.Result:
     return result
 
 
-def _executed(options: dict[str, str], path: Path, output: Path, page: bool) -> execute.Result:
+def _executed(options: dict[str, str], path: Path, output: Path) -> execute.Result:
     """Execute a lesson in a session with these options."""
     os.environ[OPTIONS] = json.dumps(options)
     try:
-        return execute.execute(path, output, CELL_LIMIT_S, page)
+        return execute.execute(path, output, CELL_LIMIT_S)
     finally:
         del os.environ[OPTIONS]
 
@@ -76,31 +77,22 @@ def rendered(path: Path, device: str = "") -> tuple[NotebookNode, execute.Result
     with tempfile.TemporaryDirectory() as folder:
         os.environ[paths.STATE_VARIABLE] = str(Path(folder) / paths.STATE)  # nobody's answers are shown
         try:
-            result = _executed({"device": device}, path, Path(folder) / path.name, page=False)
+            result = _executed({"device": device}, path, Path(folder) / path.name)
         finally:
             del os.environ[paths.STATE_VARIABLE]
         made = notebooks.read(Path(folder) / path.name)
     if result.failure:
         return notebook, result
+    joined = CoalesceStreamsPreprocessor()
     for cell, ran in zip(notebook.cells, made.cells, strict=True):
         if cell.cell_type == "code":
-            cell.outputs, cell.execution_count = _joined(without_widgets(ran.outputs)), ran.execution_count
+            cell.outputs, cell.execution_count = without_widgets(ran.outputs), ran.execution_count
+            for output in cell.outputs:
+                if "metadata" in output:
+                    output.metadata = {}
+            joined.preprocess_cell(cell, {}, 0)  # how a kernel cuts its text is chance
     notebook.metadata.pop("widgets", None)
     return notebook, result
-
-
-def _joined(outputs: list[NotebookNode]) -> list[NotebookNode]:
-    """Outputs whose neighbouring pieces of one stream are one, as how a kernel cuts its text is chance."""
-    found: list[NotebookNode] = []
-    for output in outputs:
-        output.pop("metadata", None)
-        if output.output_type != "stream":
-            output["metadata"] = {}
-        elif found and found[-1].get("name") == output.name:
-            found[-1].text += output.text
-            continue
-        found.append(output)
-    return found
 
 
 def render(path: Path) -> execute.Result:

@@ -12,29 +12,3 @@ from labkit.work.recurrences import (
     time_last,
 )
 from labkit.work.rows import rms_norm, softmax
-
-__all__ = [
-    "Shape",
-    "Work",
-    "affine",
-    "copy",
-    "gate_up",
-    "gated_block",
-    "gelu_mul",
-    "gelus",
-    "grouped",
-    "gru",
-    "gru_by_time",
-    "linear",
-    "linear_gelu",
-    "linear_recurrence",
-    "linear_relu",
-    "matmul",
-    "network",
-    "per_element",
-    "rms_norm",
-    "rms_recurrence",
-    "row_product",
-    "softmax",
-    "time_last",
-]

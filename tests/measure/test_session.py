@@ -1,35 +1,10 @@
-"""Points and their inputs, what is wrong with a way, the copy beside it, which of several passes is kept."""
+"""Points and their inputs, what is wrong with a way, the copy beside it."""
 
 import pytest
 import torch
 
 from labkit import work
 from labkit.measure import clocks, copies, session
-from labkit.measure.tape import Row
-
-
-def rows(*times):
-    """A pass: a row for each way."""
-    return [
-        Row("title", f"way {number}", {"width": 8}, "float32", "forward", "host", "warm", median_us=time)
-        for number, time in enumerate(times)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("passes", "kept"),
-    [
-        ([rows(20.0, 30.0), rows(18.0, 25.0), rows(29.0, 40.0)], 1),
-        (
-            [rows(10.0, 2000.0), rows(20.0, 1900.0)],
-            0,
-        ),  # a factor counts the same for each way
-        ([rows(1.0, None), rows(20.0, 30.0)], 1),  # a pass in which a way failed is no fast one
-        ([rows(None, None), rows(None, None)], 0),
-    ],
-)
-def test_the_fastest_pass_is_kept_whole(passes, kept):
-    assert session.fastest(passes) is passes[kept]
 
 
 def test_a_number_among_the_inputs_is_handed_on_as_it_is():

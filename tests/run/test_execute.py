@@ -51,7 +51,7 @@ def ended():
     return not psutil.pid_exists(pid) or gone(psutil.Process(pid))
 
 
-def test_a_lesson_is_executed_by_this_python_in_its_folder_counted_and_made_a_page(execute):
+def test_a_lesson_is_executed_by_this_python_in_its_folder_and_counted(execute):
     result, outputs = execute(PID, SHOWN, TELL)
     assert result.passed and result.lesson == "01_toy", result.failure
     assert (result.claims_held, len(result.not_held), result.claims_need_gpu) == (1, 1, 1)
@@ -59,8 +59,6 @@ def test_a_lesson_is_executed_by_this_python_in_its_folder_counted_and_made_a_pa
     package = paths.CHECKOUT / "labkit" / "__init__.py"
     where = f"{os.environ['TRITON_INTERPRET']} {paths.NOTEBOOKS} {sys.executable} {package}"
     assert outputs[-1][0].text == f"{where}\n"
-    page = result.html_path.read_text()
-    assert "<title>01_toy</title>" in page and 'alt="time against width"' in page
     assert ended()
 
 
@@ -69,7 +67,6 @@ def test_a_failing_cell_ends_the_lesson_and_is_named(execute, clone):
     assert not result.passed and result.failure.cell == 3 and result.failure.source.startswith("def f():")
     assert result.failure.message == "KeyError: 'lost'"
     assert "raise KeyError('lost')" in result.failure.traceback and "\x1b" not in result.failure.traceback
-    assert "KeyError" in result.html_path.read_text()
     assert ended() and not list(clone.rglob("ran"))
 
 

@@ -41,7 +41,7 @@ def test_run_goes_on_after_a_failing_lesson_and_fails(clone):
     assert re.search(r"02_good +│ passed +│ +\d+\.\d │ +0 │ +1 │ +0 │ +0 │", result.output)
     for name in ("01_bad", "02_good"):
         assert (paths.BUILD / f"lessons/{name}.ipynb").exists()
-        assert f"build/lessons/{name}.html" in result.output and Path(f"build/lessons/{name}.html").exists()
+        assert f"build/lessons/{name}.ipynb" in result.output and Path(f"build/lessons/{name}.ipynb").exists()
 
 
 def test_run_takes_names_and_strict_fails_where_a_claim_does_not_hold(clone):
@@ -134,7 +134,7 @@ def test_an_interrupted_run_leaves_no_kernel_and_a_table_of_what_is_finished(clo
     output, _ = process.communicate(timeout=30)
     assert process.returncode == code and "Traceback" not in output and "was destroyed" not in output, output
     assert processes.gone(kernel) and not list(clone.rglob("ran"))
-    assert re.search(r"01_good +│ passed", output) and "build/lessons/01_good.html" in output
+    assert re.search(r"01_good +│ passed", output) and "build/lessons/01_good.ipynb" in output
     assert all(re.search(rf"{name} +│ unfinished", output) for name in ("02_long", "03_next"))
 
 
