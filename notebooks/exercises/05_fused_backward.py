@@ -211,6 +211,10 @@ backward = Exercise(
                 backward_with(dx=lambda dy, z, other: dy * other),
             ),
         ),
+        "no-dy": Mistake(
+            "The loss grows by dy for each step of y. Where does dy stand in your dx?",
+            gives=backward_with(dx=lambda dy, z, other: other * slope(z)),
+        ),
         "dother": Mistake(
             "If other grows by a little, how much does y grow? And how much the loss?",
             "y grows by gelu(z) times that, and the loss by dy * gelu(z) times that. The slope belongs to dx "
