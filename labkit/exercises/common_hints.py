@@ -94,8 +94,9 @@ ROUNDED_TWICE = (
 # ---- how the answer's process ended ------------------------------------------------------------------------
 
 ENDLESS = (
-    "Does a loop never end? The line that was running, where it could be told, stands above. (If this "
-    "computer is busy, a right answer can take too long as well: try it once more.)",
+    "Does a loop never end? Or is a tile so large that each of its steps takes long here? The line that was "
+    "running, where it could be told, stands above. (If this computer is busy, a right answer can take too "
+    "long as well: try it once more.)",
     "Print what the loop's condition depends on, inside the loop: what is printed appears above.",
 )
 WILD_ADDRESS = (

@@ -104,7 +104,7 @@ ahead = Exercise(
     "ahead",
     reference=lambda a, b, U: pytorch_loop(a, b),
     cases=((1, 1, 1, 1), (1, 9, 5, 1), (2, 5, 20, 2)),
-    large=((1, 11, 5, 2), (2, 3, 33, 4), (2, 3, 140, 2), (1, 40, 1, 16)),
+    large=((1, 11, 5, 2), (2, 3, 33, 4), (2, 3, 140, 2), (1, 600, 1, 16)),
     vast=((2**24, 2, 70, 2),),
     inputs=sequence_inputs,
     properties=(*POINTWISE, READ_ONCE, AHEAD),

@@ -143,7 +143,7 @@ normed_ahead = Exercise(
     "normed_ahead",
     reference=states_with(),
     cases=((1, 1, 1), (1, 9, 5), (2, 5, 20)),
-    large=((1, 19, 5), (2, 33, 128), (1, 7, 300), (1, 2, 2100)),
+    large=((1, 600, 5), (2, 33, 128), (1, 7, 300), (1, 2, 2100)),
     vast=((2**24, 2, 70),),
     **TRIED,
     properties=(

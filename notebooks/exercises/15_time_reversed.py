@@ -19,11 +19,17 @@ Gives = Callable[..., Any]
 BEFORE = judge.find("13_recurrent_kernel")
 
 
-def upstream_inputs(batch: int, steps: int, width: int) -> dict[str, Tensor]:
-    """dh, which is like h, a and h, all (batch, steps, width)."""
+def upstream_inputs(batch: int, steps: int, width: int, infinite: bool = False) -> dict[str, Tensor]:
+    """dh, which is like h, a and h, all (batch, steps, width).
+
+    The last states may be infinite: they are in no gradient, and in front of the next sequence.
+    """
     given = BEFORE["recurrence"].inputs(batch, steps, width)
     h = states(given["a"], given["b"])
-    return {"dh": h + 0.5 * torch.randn_like(h), "a": given["a"], "h": h}
+    dh = h + 0.5 * torch.randn_like(h)
+    if infinite:
+        h[:, -1] = torch.inf
+    return {"dh": dh, "a": given["a"], "h": h}
 
 
 def moved(x: Tensor, by: int) -> Tensor:
@@ -66,7 +72,7 @@ backward = Exercise(
     "recurrence_backward",
     reference=gradients(),
     cases=((1, 1, 1), (1, 3, 4), (2, 5, 20)),
-    large=((1, 2, 128), (2, 2, 140), (1, 1100, 2), (1, 1, 1030)),
+    large=((1, 2, 128), (2, 2, 140, True), (1, 1100, 2), (1, 1, 1030)),
     vast=((2**24, 2, 70),),
     inputs=upstream_inputs,
     **TRIED,
@@ -107,7 +113,8 @@ backward = Exercise(
 def reset_inputs(batch: int, steps: int, width: int, infinite: str = "") -> dict[str, Tensor]:
     """Those of a recurrence that begins anew at some steps.
 
-    The state before such a step, and its gate, may be infinite; or the gate of the step after it.
+    The state before such a step, and its gate, may be infinite; or the gate of the step after it; or the last
+    states, which are in no gradient, and in front of the next sequence.
     """
     given = BEFORE["recurrence"].inputs(batch, steps, width)
     reset = torch.rand(batch, steps) < 0.3
@@ -118,6 +125,8 @@ def reset_inputs(batch: int, steps: int, width: int, infinite: str = "") -> dict
     if infinite == "before":
         h[:, 1] = torch.inf
         given["a"][:, 2] = torch.inf
+    if infinite == "last":
+        h[:, -1] = torch.inf
     if infinite == "after":
         reset[:, 3] = False
         given["a"][:, 3] = torch.inf
@@ -155,7 +164,7 @@ reset = Exercise(
     "reset_backward",
     reference=step_by_step(),
     cases=((1, 1, 1), (1, 3, 4), (2, 5, 20)),
-    large=((2, 6, 5, "before"), (2, 6, 5, "after"), (2, 9, 140), (1, 1100, 2)),
+    large=((2, 6, 5, "before"), (2, 6, 5, "after"), (2, 9, 140, "last"), (1, 1100, 2)),
     vast=((2**24, 2, 70), (2**30 + 8, 2, 2)),
     inputs=reset_inputs,
     **TRIED,
