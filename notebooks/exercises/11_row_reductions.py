@@ -48,6 +48,12 @@ def one_scale_a_tile(x: Tensor, w: Tensor) -> Tensor:
     return torch.cat([w * tile * torch.rsqrt(tile.square().sum() / x.shape[1] + EPS) for tile in tiles])
 
 
+def one_scale_a_column(x: Tensor, w: Tensor) -> Tensor:
+    """The layer when each column of such a tile has a sum."""
+    tiles = x.split(max(1, 1024 // next_power_of_2(x.shape[1])))
+    return torch.cat([w * tile * torch.rsqrt(tile.square().sum(0) / x.shape[1] + EPS) for tile in tiles])
+
+
 rows_norm = Exercise(
     "RMSNorm, several rows a program",
     "rows_norm",
@@ -77,7 +83,7 @@ rows_norm = Exercise(
     mistakes={
         "all-rows": Mistake(
             "A row lies along axis 1 of the tile: tl.sum(tile * tile, axis=1), a number for each row.",
-            gives=one_scale_a_tile,
+            gives=(one_scale_a_tile, one_scale_a_column),
         ),
         "sum-for-mean": Mistake(
             "tl.sum adds up. A mean divides the sum by how many numbers there are.",
@@ -92,6 +98,7 @@ rows_norm = Exercise(
             gives=(
                 scaled_by(lambda total, W: torch.rsqrt(total / W)),
                 scaled_by(lambda total, W: torch.rsqrt((total + EPS) / W)),
+                scaled_by(lambda total, W: 1 / (torch.sqrt(total / W) + EPS)),
             ),
         ),
     },
@@ -143,6 +150,12 @@ def online(
         return (torch.exp(x - top) / total).double()
 
     return gives
+
+
+def from_minus_infinity(x: Tensor) -> Tensor:
+    """The softmax when the maximum begins with minus infinity: NaN where the first block has nothing else."""
+    lost = (blocks_of(x)[0] == -torch.inf).all(1, keepdim=True)
+    return torch.where(lost, torch.nan, right_softmax(x))
 
 
 def masked_zeros(x: Tensor) -> Tensor:
@@ -200,6 +213,12 @@ softmax = Exercise(
         "old-sum": Mistake(
             "Rows of one block are right. What was subtracted in the sum so far, and what in the new block?",
             gives=online(lambda top, new: 1),
+        ),
+        "minus-infinity": Mistake(
+            "A row may begin with a block of minus infinity. What are the old and the new maximum then, and "
+            "what is their difference?",
+            "Infinity minus infinity is NaN. Let the maximum begin with a number, the smallest of float32.",
+            gives=from_minus_infinity,
         ),
         "not-divided": Mistake(
             "What should the results of a row add up to?",
