@@ -43,6 +43,11 @@ def in_steps(combine: Callable[[list[Tensor]], Tensor]) -> Callable[[Tensor, Ten
     return lambda x, weight: combine(list(map(linear, x.split(DEPTH, 1), weight.split(DEPTH, 1))))
 
 
+def doubled_in_each_step(x: Tensor, weight: Tensor) -> Tensor:
+    """What comes out when each step adds the sums to themselves, too; in float32 it becomes infinite."""
+    return in_steps(partial(reduce, lambda total, part: 2 * total + part))(x.float(), weight.float()).double()
+
+
 STEPS = {
     "last-step": Mistake(
         "Each step sets `total` anew. It has to go on from what it was: tl.dot adds its third argument.",
@@ -58,7 +63,7 @@ STEPS = {
     ),
     "added-twice": Mistake(
         "What tl.dot returns has `total` in it already. Add it once: by the third argument, or by +=.",
-        gives=in_steps(partial(reduce, lambda total, part: 2 * total + part)),
+        gives=doubled_in_each_step,
     ),
 }
 """What may happen to a loop over K."""
