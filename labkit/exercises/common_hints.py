@@ -8,7 +8,8 @@ FORM = (
 )
 DTYPE = (
     "Which dtype has the result that you make room for, and which one has x?",
-    "torch.empty_like(x) has that of x; the store rounds to it.",
+    "torch.empty_like(x) has that of x, and the store rounds to it. A sum that PyTorch makes of float32 needs "
+    "`.to(x.dtype)`.",
 )
 WRITES_INPUT = (
     "Which line stores into something that your function was given, or takes something out of it?",
@@ -22,6 +23,7 @@ STRIDES = (
 STORES_OUTSIDE = (
     "Which places does the last program store to, and which of them does the tensor have?",
     "Every store needs a mask that is true inside of the tensor, and nowhere else.",
+    "If the mask is right, is the address? Where does the part of this program begin in the tensor?",
 )
 NOTHING_STORED = (
     "The result is allocated, and nothing is in it. Which line stores to it, and does it run?",
@@ -209,7 +211,7 @@ EXCEPTIONS = (
      "[:, None] makes a column of a block, [None, :] a row. print(block) shows one with its shape."),
     ("not-turned", "equal reduction dimensions",
      "tl.dot takes blocks of (M, K) and (K, N), and adds up along K. Which of yours is the other way round?",
-     "tl.trans(block) turns a block that was loaded; the addresses could also bring it turned."),
+     "block.T turns a block that was loaded; addresses could also bring it turned."),
     ("operand-dtype", "[Bb]oth operands must be same dtype",
      "tl.dot multiplies two blocks of one dtype. Which of yours was converted, and which was not?",
      "Give it both as they were loaded, or convert the one that you computed to the other's dtype."),

@@ -5,6 +5,7 @@ reference on all cases. An answer that behaves like a plausible mistake on all o
 hints. One that behaves like none gets the smallest case where it differs, with the numbers.
 """
 
+import itertools
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -221,13 +222,20 @@ def first_problem(exercise: Exercise, calls: Sequence[Call]) -> Problem | None:
     before = [each for each in exercise.properties if each.before_values]
     after = [each for each in exercise.properties if not each.before_values]
     # What comes after the values says nothing about an answer that raised in some cases.
-    for each in (INPUTS_UNCHANGED, FORM, DTYPE, *before, values, *([] if raised else after)):
-        for call in finished:
+    looked_at = (INPUTS_UNCHANGED, FORM, DTYPE, *before, values, *([] if raised else after))
+    with_elements, empty = ([call for call in finished if _is_empty(call) is no] for no in (False, True))
+    for part in (with_elements, empty):  # what goes wrong without elements tells less
+        for each, call in itertools.product(looked_at, part):
             if each.contiguous_only and call.layout != "contiguous":
                 continue
             if observed := each.problem(call):
                 return Problem(call, observed, each)
     return Problem(raised[0]) if raised else None
+
+
+def _is_empty(call: Call) -> bool:
+    """Whether one of the tensors that the answer got has no element."""
+    return any(isinstance(each, Tensor) and not each.numel() for each in call.passed.values())
 
 
 def explain(exercise: Exercise, problem: Problem, calls: Sequence[Call]) -> Finding:
@@ -245,7 +253,8 @@ def explain(exercise: Exercise, problem: Problem, calls: Sequence[Call]) -> Find
         name, hints = ("strides", common_hints.STRIDES) if strided else ("", by_kernel)
     observed = problem.observed
     if wrong not in (FORM, DTYPE):  # a result of the wrong form cannot be compared with a mistake's
-        finished = [each for each in calls if each.error is None]
+        alike = [each for each in calls if _is_empty(call) or not _is_empty(each)]
+        finished = [each for each in alike if each.error is None]
         for known, mistake in exercise.mistakes.items():
             if _makes_mistake(exercise, mistake, finished):
                 name, hints = known, mistake.hints

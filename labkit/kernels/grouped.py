@@ -312,12 +312,13 @@ def library_is_fast(d_in: int, d_out: int, dtype: torch.dtype) -> bool:
     """Whether cuBLAS's batched product, and a pass to put y in order, are faster, as measured on an H200.
 
     In float32 they are for groups too wide for a program to keep the weight, whose rows are no multiples of
-    64 bytes: wide_kernel then loads number by number. And where TF32 is allowed, with which a product of wide
-    groups takes hardly longer than its bytes.
+    64 bytes: wide_kernel then loads number by number. And where TF32 is allowed, with which a product of very
+    wide groups takes hardly longer than its bytes.
     """
-    if dtype is not torch.float32 or max(d_in, d_out) <= 256:
+    if dtype is not torch.float32:
         return False
-    return (d_in | d_out) % 16 != 0 or allows_tf32()
+    very_wide, odd = max(d_in, d_out) > 256, (d_in | d_out) % 16 != 0
+    return odd and (very_wide or min(d_in, d_out) > 128) or (very_wide and allows_tf32())
 
 
 def library_grouped(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -368,8 +369,8 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
     Raises:
         ValueError: for another shape, dtype or device, naming the argument.
 
-    cuBLAS's batched product computes it in float32 for groups of more than 256 features, if these are no
-    multiples of 16 or PyTorch's setting allows TF32. In reverse, dx = dy @ weight[g].T, dweight[g] = x.T @ dy
+    cuBLAS's batched product computes it in float32 for groups of more than 128 features, if these are no
+    multiples of 16, and of more than 256, if PyTorch's setting allows TF32. In reverse, dx = dy @ weight[g].T, dweight[g] = x.T @ dy
     and dbias[g] = sum of dy, the last two added in a fixed order. The many small layers are those of
     https://discuss.pytorch.org/t/160141.
     """

@@ -145,6 +145,19 @@ TIMES_ZERO = Mistake(
     when=wrong_only_where(lambda call: call.case[2:] == (True,)),
 )
 
+TILE_ROWS = 32
+"""Of a tile in this lesson's launches."""
+ONE_PART = (
+    "The sums are those of a single row of tiles. Where does the program below it store its part?",
+    "To a place of its own: `parts` has a row for each row of tiles, and PyTorch adds these rows up.",
+)
+
+
+def last_tiles(x: Tensor) -> Tensor:
+    """The rows of the last row of tiles, whose parts stay where all go to one place."""
+    return x[max(0, len(x) - 1) // TILE_ROWS * TILE_ROWS :]
+
+
 # ---- sums in a fixed order ---------------------------------------------------------------------------------
 
 
@@ -156,7 +169,7 @@ sums = Exercise(
     **CASES,
     properties=SUMS,
     right="Each part has a place of its own, so nobody's result depends on who comes first.",
-    mistakes={"times-zero": TIMES_ZERO},
+    mistakes={"times-zero": TIMES_ZERO, "one-part": Mistake(*ONE_PART, gives=lambda x: last_tiles(x).sum(0))},
 )
 
 # ---- the backward pass -------------------------------------------------------------------------------------
@@ -223,6 +236,9 @@ backward = Exercise(
                 backward_with(dother=lambda dy, z: gelu(z)),
                 backward_with(dother=lambda dy, z: dy * slope(z)),
             ),
+        ),
+        "one-part": Mistake(
+            *ONE_PART, gives=backward_with(dbias=lambda dx, dy: last_tiles(dx).sum(0))
         ),
         "sum-of-dy": Mistake(
             "bias was added to x. Which gradient is summed over the rows to make dbias?",

@@ -143,6 +143,16 @@ described = Exercise(
             "x.load takes two numbers, the first row and the first column: [tl.program_id(0) * BM, start].",
             raises=r"[Ee]xpected a scalar",
         ),
+        "turned-tile": Mistake(
+            "weight.load([row, column]) brings a tile (BN, BK), as weight lies: its first row, then its column.",
+            "tl.dot wants (BK, BN) there: `b.T` is the tile turned.",
+            raises="equal reduction dimensions",
+        ),
+        "step-for-column": Mistake(
+            "The second number is a column of the matrix. In which column does step 1 begin, if BK is 32?",
+            "In column 32: range(0, K, BK) counts columns. A number that counts steps is multiplied by BK first.",
+            raises="16-byte aligned",
+        ),
         "pointer": Mistake(
             "x.load([row, column]) gives the whole tile that begins there: no addresses, and no mask.",
             raises=r"tl\.load\(|descriptor.*(\+|add)|(\+|add).*descriptor",

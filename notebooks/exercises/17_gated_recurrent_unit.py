@@ -53,6 +53,12 @@ def rows_apart(gates: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return states()(steps.reshape(gates.shape), weight, bias)
 
 
+def near_thirds(gates: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The states when the three matrices are taken to lie H numbers apart, and not H rows."""
+    H = weight.shape[1]
+    return states()(gates, torch.cat([weight[third : third + H] for third in range(3)]), bias)
+
+
 def rounded_carry(call: Call) -> str:
     if call.dtype is not torch.float16:  # to bfloat16 the interpreter rounds in a way of its own
         return ""
@@ -108,6 +114,16 @@ gru = Exercise(
         "row-length": Mistake(
             "A step of `gates` has three thirds of H numbers: steps lie 3 * H apart, the thirds H.",
             gives=rows_apart,
+        ),
+        "near-thirds": Mistake(
+            "W_hr has H rows of H numbers. How far behind its first number does W_hz begin?",
+            "H * H numbers: weight + H * H + n * H + old.",
+            gives=near_thirds,
+        ),
+        "columns-lost": Mistake(
+            "`n` holds the columns. Which line of yours has put something else there?",
+            "Call the candidate by another name.",
+            raises=r"operands of type pointer<[^\n]*\n[^\n]*tl\.store\([^\n]*\bn\b",
         ),
         "not-turned": Mistake(
             "tl.dot(h, w) adds up along w's rows, the old features. Load it as rnn_kernel does, turned: "

@@ -64,8 +64,30 @@ def test_a_deep_sum_is_rounded_once(dtype):
     hidden, kept = gate_up_forward(x, pair, True)
     for side, weight in enumerate(pair):
         op.assert_rounded_once(kept[:, side], x.double() @ weight.double().T)
-    op.assert_rounded_once(hidden, gate_up.reference(x.double(), pair.double()), times=2)
-    assert torch.equal(hidden, gate_up_forward(x, pair, False)[0])
+    for each in (hidden, gate_up_forward(x, pair, False)[0]):
+        op.assert_rounded_once(each, gate_up.reference(x.double(), pair.double()), times=3)
+
+
+@pytest.mark.parametrize("hidden", [40, 33, 1])
+def test_with_gate_and_up_by_cublas_it_is_right_too(monkeypatch, hidden):
+    monkeypatch.setattr(mlp, "library_is_faster", lambda *_: True)
+    op.examine(cases.geglu_mlp(hidden), (37, 33), (9, 40), (0, 8), (4, 0), roundings=4)
+
+
+def test_cublas_computes_gate_and_up_where_tiles_leave_multiprocessors_idle():
+    """Sizes at which both ways were timed on an H200: (M, H, K), and which was faster."""
+    limits = common.DeviceLimits(132, 232448, has_tma=True)
+
+    def faster(*sizes, dtype=bf16, keep=False):
+        return mlp.library_is_faster(*sizes, keep, dtype, limits)
+
+    assert faster(79, 2552, 5536) and faster(128, 1568, 4000) and faster(565, 1024, 4096)
+    assert not faster(3998, 2816, 1024) and not faster(2048, 11008, 4096) and not faster(565, 3000, 1408)
+    assert faster(1024, 1384, 3600, keep=True)  # the kernel stores gate and up as well, and saves less
+    assert not faster(79, 2553, 5536)  # cuBLAS is slow where rows begin anywhere
+    single = {"dtype": torch.float32}
+    assert faster(487, 96, 7984, **single) and faster(82, 104, 1408, **single)
+    assert not faster(290, 3176, 1000, **single) and not faster(606, 5144, 352, **single)
 
 
 @pytest.mark.parametrize("spent", [False, True])

@@ -148,65 +148,14 @@ def test_slides_have_kernels_and_figures_without_the_code_that_drew_them(clone):
     assert "the figure" in deck and "my_kernel" in deck and "draw" not in deck
 
 
-def cell_of(source, *shown, tags=()):
-    """A code cell with these pages as its outputs, which begins a slide."""
-    outputs = [nbformat.v4.new_output("display_data", {"text/html": page}) for page in shown]
-    metadata = {"slideshow": {"slide_type": "subslide"}, "tags": [*tags]}
-    return nbformat.v4.new_code_cell(source, outputs=outputs, metadata=metadata)
-
-
-def shown_in(cells):
-    """Slide type, source where it is shown, and pages of each cell."""
-    return [
-        (
-            pages.slide_type(each),
-            "" if "transient" in each.metadata else each.source,
-            [output["data"]["text/html"] for output in each.outputs],
-        )
-        for each in cells
-    ]
-
-
-def test_each_figure_of_a_cell_has_a_slide_and_what_was_said_before_stands_beneath_it():
-    one, two = "<img alt='one'>", "<img alt='two'>"
-    cell = cell_of("draw()", "<b>said</b>", f"{one}{two}<p>more</p>", "held", "<table></table>")
-    assert shown_in(pages.slides_of(cell)) == [
-        ("subslide", "", [one, "<b>said</b>"]),
-        ("subslide", "", [f"{two}<p>more</p>", "held"]),
-        ("subslide", "", ["<table></table>"]),
-    ]
-    assert shown_in(pages.slides_of(cell_of("claim()", "held"))) == [("fragment", "", ["held"])]
-
-
-def test_of_an_exercise_its_code_and_its_race_are_shown_and_long_code_is_shared_out():
-    long = "\n\n\n".join(f"def {name}():\n" + "    pass\n" * 15 for name in "ab")
-    cell = cell_of(long, "not attempted", "<img>", tags=["exercise"])
-    first, second = (part.strip() for part in long.split("\n\n\n"))
-    assert shown_in(pages.slides_of(cell)) == [
-        ("subslide", first, []), ("subslide", second, []), ("subslide", "", ["<img>"])
-    ]  # fmt: skip
-    shown = cell_of("print(1)", "1", tags=["shown"])
-    assert shown_in(pages.slides_of(shown)) == [("subslide", "print(1)", []), ("fragment", "", ["1"])]
-
-
-def test_a_text_is_shared_out_over_slides_at_headings_pictures_and_by_its_length():
-    text = "## One\n\nFirst.\n\n![A picture.](a.svg)\n\nAfter it.\n\n```\na\n\nb\n```\n\n## Two\n\n"
-    long = "\n\n".join([" ".join(["word"] * 50) + "."] * 3)
-    cell = nbformat.v4.new_markdown_cell(text + long, metadata={"slideshow": {"slide_type": "slide"}})
-    made = pages.text_slides(cell)
-    assert [each.source.split("\n")[0][:12] for each in made] == [
-        "## One", "![A picture.", "After it.", "## Two", "word word wo", "word word wo",
-    ]  # fmt: skip
-    assert "a\n\nb" in made[2].source
-    assert [pages.slide_type(each) for each in made] == ["slide", *["subslide"] * 5]
-    assert len({each.id for each in made}) == len(made)
-
-
-def test_what_announces_a_list_or_a_picture_goes_with_it_and_a_long_list_is_shared_out():
-    items = "\n".join(f"{n}. " + " ".join(["word"] * 60) + "." for n in (1, 2))
-    folded = "<details><summary>Why?</summary>So.</details>"
-    text = f"{' '.join(['word'] * 60)}.\n\nThese are the rules:\n\n{items}\n\n{folded}"
-    cell = nbformat.v4.new_markdown_cell(text, metadata={"slideshow": {"slide_type": "slide"}})
-    made = [(pages.slide_type(each), each.source[:11]) for each in pages.text_slides(cell)]
-    assert made == [("slide", "word word w"), ("subslide", "These are t"), ("subslide", "2. word wor"),
-                    ("fragment", "So.")]  # fmt: skip
+def test_on_slides_a_figure_stands_without_widgets_and_folded_code_is_on_none(clone):
+    path = stage.lesson(clone, ("kernel", "def shown(): ..."), ("way", "def folded(): ..."))
+    notebook = notebooks.read(path)
+    notebook.cells[-1].metadata["jupyter"] = {"source_hidden": True}
+    panel = {"text/html": "<b>the panel</b>", pages.WIDGET_VIEW: {"model_id": "1"}}
+    static = {"text/html": "<b>the static copy</b>"}
+    notebook.cells[-2].outputs = [nbformat.v4.new_output("display_data", each) for each in (panel, static)]
+    nbformat.write(notebook, path)
+    deck = pages.slides(path)
+    assert "the static copy" in deck and "shown" in deck
+    assert "the panel" not in deck and "folded" not in deck
