@@ -8,7 +8,7 @@ FORM = (
 )
 DTYPE = (
     "Which dtype has the result that you make room for, and which one has x?",
-    "torch.empty_like(x) has that of x, and the store rounds to it. A sum that PyTorch makes of float32 needs "
+    "torch.empty_like(x) has that of x, and the store rounds to it. What PyTorch adds up in float32 needs "
     "`.to(x.dtype)`.",
 )
 WRITES_INPUT = (

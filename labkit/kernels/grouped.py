@@ -318,7 +318,7 @@ def library_is_fast(d_in: int, d_out: int, dtype: torch.dtype) -> bool:
     if dtype is not torch.float32:
         return False
     very_wide, odd = max(d_in, d_out) > 256, (d_in | d_out) % 16 != 0
-    return odd and (very_wide or min(d_in, d_out) > 128) or (very_wide and allows_tf32())
+    return (odd and (very_wide or min(d_in, d_out) > 128)) or (very_wide and allows_tf32())
 
 
 def library_grouped(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -370,9 +370,9 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
         ValueError: for another shape, dtype or device, naming the argument.
 
     cuBLAS's batched product computes it in float32 for groups of more than 128 features, if these are no
-    multiples of 16, and of more than 256, if PyTorch's setting allows TF32. In reverse, dx = dy @ weight[g].T, dweight[g] = x.T @ dy
-    and dbias[g] = sum of dy, the last two added in a fixed order. The many small layers are those of
-    https://discuss.pytorch.org/t/160141.
+    multiples of 16, and of more than 256, if PyTorch's setting allows TF32. In reverse, dx = dy @
+    weight[g].T, dweight[g] = x.T @ dy and dbias[g] = sum of dy, the last two added in a fixed order. The
+    many small layers are those of https://discuss.pytorch.org/t/160141.
     """
     check_tensor("weight", weight, (None, None, None))
     G, d_in, d_out = weight.shape

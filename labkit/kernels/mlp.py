@@ -44,8 +44,8 @@ from labkit.kernels.linear import (
 )
 
 OPERATIONS_A_BYTE = {2: 160, 4: 10}
-"""By size of a number: how many operations of cuBLAS's product take as long as a byte of memory, on an H200. In
-float32 it does not use the tensor cores."""
+"""By size of a number: how many operations of cuBLAS's product take as long as a byte of memory, on an H200.
+In float32 it does not use the tensor cores."""
 FLOAT32_GAIN = 1.7
 """How many times as fast as that our product in float32 is."""
 
@@ -121,9 +121,9 @@ def library_is_faster(M: int, H: int, K: int, keep: bool, dtype: torch.dtype, li
 
     The one kernel does not load gate and up again, nor store them unless they are kept: 4 M H numbers, or
     2 M H. Beside the 4 M H K operations of the product that is a share of its time. It wastes another share
-    where its tiles do not fill their last wave of multiprocessors. cuBLAS fills it: it cuts K up. At 120 sizes
-    in bfloat16 on an H200 the slower way was taken 5 times, and cuBLAS's, where taken, was up to 2.2 times as
-    fast.
+    where its tiles do not fill their last wave of multiprocessors. cuBLAS fills it: it cuts K up. At 120
+    sizes in bfloat16 on an H200 the slower way was taken 5 times, and cuBLAS's, where taken, was up to 2.2
+    times as fast.
     """
     single = dtype is torch.float32
     if not limits.shared_bytes or not (single or library_is_fast(M, 2 * H, dtype, limits)):
@@ -229,8 +229,8 @@ def geglu_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor:
     Raises:
         ValueError: for another shape, dtype or device, naming the argument.
 
-    The layer is GEGLU of https://arxiv.org/abs/2002.05202. cuBLAS computes the down product, the four products
-    of the backward, and gate and up where few tiles leave multiprocessors without work.
+    The layer is GEGLU of https://arxiv.org/abs/2002.05202. cuBLAS computes the down product, the four
+    products of the backward, and gate and up where few tiles leave multiprocessors without work.
     """
     check_tensor("x", x, (..., None))
     check_tensor("w_gate_up", w_gate_up, (2, None, x.shape[-1]), like=x)
@@ -252,8 +252,8 @@ def fused_gate_up(x: Tensor, w_gate_up: Tensor, keep: bool = False) -> tuple[Ten
         w_gate_up: (2, h, d), gate first, of x's dtype and device.
 
     Returns:
-        The result (M, h), and gate and up (M, 2, h) or None; contiguous, of x's dtype. Each is rounded once, but
-        where cuBLAS computes gate and up, the result is that of rounded ones.
+        The result (M, h), and gate and up (M, 2, h) or None; contiguous, of x's dtype. Each is rounded once,
+        but where cuBLAS computes gate and up, the result is that of rounded ones.
 
     Raises:
         ValueError: for another shape, dtype or device, naming the argument.

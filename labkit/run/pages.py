@@ -26,8 +26,8 @@ SLIDE_STYLE = """<style>
 .reveal .jp-OutputArea details { display: none; }
 .reveal .controls { opacity: 0.4; }
 </style>"""
-"""For the back row: large text and figures, without the numbers that fold out beneath them. What is longer than
-a slide scrolls."""
+"""For the back row: large text and figures, without the numbers that fold out beneath them. What is longer
+than a slide scrolls."""
 
 
 def without_widgets(outputs: Sequence[NotebookNode]) -> list[NotebookNode]:

@@ -237,9 +237,7 @@ backward = Exercise(
                 backward_with(dother=lambda dy, z: dy * slope(z)),
             ),
         ),
-        "one-part": Mistake(
-            *ONE_PART, gives=backward_with(dbias=lambda dx, dy: last_tiles(dx).sum(0))
-        ),
+        "one-part": Mistake(*ONE_PART, gives=backward_with(dbias=lambda dx, dy: last_tiles(dx).sum(0))),
         "sum-of-dy": Mistake(
             "bias was added to x. Which gradient is summed over the rows to make dbias?",
             gives=backward_with(dbias=lambda dx, dy: dy.sum(0)),

@@ -144,13 +144,13 @@ described = Exercise(
             raises=r"[Ee]xpected a scalar",
         ),
         "turned-tile": Mistake(
-            "weight.load([row, column]) brings a tile (BN, BK), as weight lies: its first row, then its column.",
+            "weight.load([row, column]) brings a tile (BN, BK), as weight lies: row first, then column.",
             "tl.dot wants (BK, BN) there: `b.T` is the tile turned.",
             raises="equal reduction dimensions",
         ),
         "step-for-column": Mistake(
             "The second number is a column of the matrix. In which column does step 1 begin, if BK is 32?",
-            "In column 32: range(0, K, BK) counts columns. A number that counts steps is multiplied by BK first.",
+            "In column 32: range(0, K, BK) counts columns. A number that counts steps has to be times BK.",
             raises="16-byte aligned",
         ),
         "pointer": Mistake(

@@ -52,7 +52,7 @@ recurrence = Exercise(
         ),
         "each-step": Mistake(
             "With a single step everything is right. Does each step store, and to which place?",
-            "The store belongs into the loop, and t into its address: a sequence has T * H numbers, a step H.",
+            "The store belongs into the loop, t into its address: a sequence has T * H numbers, a step H.",
             when=wrong_only_where(lambda call: call.case[1] > 1),
         ),
     },
@@ -136,7 +136,7 @@ ahead = Exercise(
         ),
         "one-round": Mistake(
             "Up to U steps everything is right. What brings the kernel to the steps after those?",
-            "A loop of rounds, for first in range(0, T, U). Its step u is step first + u, also for the store.",
+            "A loop of rounds, for first in range(0, T, U). Its step u is step first + u, also in stores.",
             when=wrong_only_where(lambda call: call.case[1] > call.case[3]),
         ),
         "comma": Mistake(
