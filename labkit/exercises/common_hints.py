@@ -30,6 +30,12 @@ NOTHING_STORED = (
     "In the kernel it is tl.store(addresses, values, mask). Who launches the kernel?",
     "kernel[(programs,)](...) does, with the tensors and their sizes as arguments.",
 )
+STORED_OVER = (
+    "Some places are stored to more than once, and others never. So there may be stores enough: is their "
+    "address right?",
+    "Write down where the second program, the second row or the second step begins in memory, and how much "
+    "of it the first one has taken.",
+)
 UNWRITTEN = (
     "Which elements were stored? Which programs, or which stores, should have taken care of the others?",
     "Count: how many programs of one block does it take to cover all of it, the last one partly? "

@@ -99,6 +99,17 @@ def _unwritten(call: Call) -> str:
     return ""
 
 
+def _stored_over(call: Call) -> str:
+    """Of a result some places of which were stored to again, and others never."""
+    for got, _ in call.result_tensors():
+        stored = call.launches.stored(got) if got.is_contiguous() else np.zeros(0)
+        places = len(np.unique(stored))
+        if places < min(len(stored), got.numel()):
+            missing, again = got.numel() - places, len(stored) - places
+            return f"{missing} of {got.numel()} elements were never stored, and {again} were stored again."
+    return ""
+
+
 def _unfilled(call: Call) -> str:
     if not call.launches.unfilled or call.stored_outside or call.loaded_outside:
         return ""
@@ -185,6 +196,7 @@ ATOMICS = Property(
     before_values=True,
 )
 NOTHING_STORED = Property("nothing-stored", _nothing_stored, *common_hints.NOTHING_STORED, before_values=True)
+STORED_OVER = Property("stored-over", _stored_over, *common_hints.STORED_OVER, before_values=True)
 UNWRITTEN = Property("unwritten", _unwritten, *common_hints.UNWRITTEN, before_values=True)
 NO_OTHER = Property("no-other", _unfilled, *common_hints.NO_OTHER, before_values=True)
 READS_STORED = Property("reads-stored", _reads_stored, *common_hints.READS_STORED)
@@ -195,7 +207,7 @@ HALF_PRODUCTS = Property("wide-products", _half_products, *common_hints.WIDE_PRO
 ROUNDED_ONCE = Property("rounded-twice", _rounded_once, *common_hints.ROUNDED_TWICE, before_values=True)
 KERNEL_CASES: dict[str, Any] = {"dtypes": DTYPES, "layouts": ("contiguous", "transposed", "strided")}
 """How the kernel of most exercises is tried."""
-ALL_STORED = (UNWRITTEN, NOTHING_STORED, NO_OTHER)
+ALL_STORED = (STORED_OVER, UNWRITTEN, NOTHING_STORED, NO_OTHER)
 """Of a kernel that stores all elements of its results."""
 POINTWISE = (
     ONE_LAUNCH,

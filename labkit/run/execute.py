@@ -53,11 +53,11 @@ class Result:
         return self.failure is None
 
 
-def execute(path: Path, output: Path, cell_limit_s: float) -> Result:
+def execute(path: Path, output: Path, cell_limit_s: float, bar: bool = True) -> Result:
     """Execute a lesson into ``output``; the lesson itself is left as it is.
 
     A failing cell ends the lesson and is part of the result. Meanwhile papermill's progress bar is on
-    standard error.
+    standard error, if ``bar``.
     """
     name = notebooks.name_of(path)
     terminal = sys.stderr.isatty()
@@ -74,7 +74,7 @@ def execute(path: Path, output: Path, cell_limit_s: float) -> Result:
                 str(draft).replace("{", "{{").replace("}", "}}"),  # papermill formats paths
                 kernel_name="python3",
                 language="python",
-                progress_bar=shown,
+                progress_bar=shown if bar else False,
                 # options of nbclient
                 execution_timeout=cell_limit_s,
                 timeout_func=lambda _cell: cell_limit_s,  # the other option takes whole seconds only

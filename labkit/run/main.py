@@ -10,11 +10,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import psutil
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from labkit.run.execute import Failure, Result
 
 PATH = click.Path(path_type=Path)
+AT_ONCE = 2
+"""So many lessons are executed at the same time where nothing is timed."""
 NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 """A full disk, a folder that is closed to this user."""
 
@@ -92,33 +96,47 @@ def _chosen(names: tuple[str, ...]) -> list[Path]:
 @click.option("--strict", is_flag=True, help="Fail also where a claim does not hold.")
 def run_command(names: tuple[str, ...], limit_s: int, strict: bool) -> None:
     """Execute lessons (all of them, if none is named) and count what held."""
+    from labkit import gpu
     from labkit.run.execute import execute
 
+    at_once = 1 if gpu.available() else AT_ONCE
+
     def executed(path: Path) -> "Result":
-        return execute(path, paths.BUILD / "lessons" / f"{notebooks.name_of(path)}.ipynb", limit_s)
+        output = paths.BUILD / "lessons" / f"{notebooks.name_of(path)}.ipynb"
+        return execute(path, output, limit_s, bar=at_once == 1)
 
     chosen = _chosen(names)
     click.echo(backend.sentence())
-    results = _execute_each(chosen, executed)
+    results = _execute_each(chosen, executed, at_once)
     for result in results:
         if strict and result.not_held:
             click.echo(f"{result.lesson}, does not hold: {'; '.join(result.not_held)}")
     sys.exit(not all(result.passed and not (strict and result.not_held) for result in results))
 
 
-def _execute_each(chosen: list[Path], execute: "Callable[[Path], Result]") -> "list[Result]":
-    """Execute lessons one after the other, saying what failed.
+def _execute_each(
+    chosen: list[Path], execute: "Callable[[Path], Result]", at_once: int = 1
+) -> "list[Result]":
+    """Execute lessons, so many at the same time, saying what failed.
 
-    However it ends, a table says what is finished and where it lies.
+    However it ends, no lesson's process is left, and a table says what is finished and where it lies.
     """
     results: list[Result] = []
-    try:
-        for path in chosen:
-            results.append(execute(path))
-            if failure := results[-1].failure:
-                _print_failure(results[-1].lesson, failure)
-    finally:
-        _print_results(results, [notebooks.name_of(path) for path in chosen[len(results) :]])
+    with ThreadPoolExecutor(at_once) as threads:
+        coming = [threads.submit(execute, path) for path in chosen]
+        try:
+            for result in (each.result() for each in coming):
+                results.append(result)
+                if at_once > 1:  # each has no bar of its own then
+                    click.echo(f"{result.lesson}: {result.seconds:.0f} s")
+                if result.failure:
+                    _print_failure(result.lesson, result.failure)
+        finally:
+            for each in coming:
+                each.cancel()
+            for process in psutil.Process().children():  # the kernels, if this was interrupted
+                process.kill()
+            _print_results(results, [notebooks.name_of(path) for path in chosen[len(results) :]])
     return results
 
 

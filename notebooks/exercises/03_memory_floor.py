@@ -74,6 +74,28 @@ floor = Exercise(
             "Data goes into the kernel and out of it. Which one do you count?",
             gives=floor_of(lambda B, N, e: ((B * N + N * N) * e, 2 * B * N * N)),
         ),
+        "no-matrix": Mistake(
+            "With few rows x and y are small. What else does the layer read?",
+            "The matrix, N * N numbers.",
+            gives=floor_of(lambda B, N, e: (2 * B * N * e, 2 * B * N * N)),
+        ),
+        "one-of-two": Mistake(
+            "Some of these cases are limited by their bytes, others by their operations. How do you choose?",
+            "The layer is done when both are: the longer of the two times, max, is the floor.",
+            gives=(
+                floor_of(right_terms, min),
+                floor_of(right_terms, lambda memory, _: memory),
+                floor_of(right_terms, lambda _, arithmetic: arithmetic),
+            ),
+        ),
+        "not-each": Mistake(
+            "A number of y is a sum of N products. So how many operations do all B * N numbers take?",
+            "2 * B * N * N. Their size does not depend on the dtype: only bytes have itemsize in them.",
+            gives=(
+                floor_of(lambda B, N, e: ((2 * B * N + N * N) * e, 2 * B * N)),
+                floor_of(lambda B, N, e: ((2 * B * N + N * N) * e, 2 * B * N * N * e)),
+            ),
+        ),
         "one-operation": Mistake(
             "A result is a sum of products. How many operations does each term of the sum cost?",
             gives=floor_of(lambda B, N, e: ((2 * B * N + N * N) * e, B * N * N)),

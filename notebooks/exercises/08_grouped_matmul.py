@@ -32,6 +32,13 @@ def matrix_rows_a_tile_apart(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return reference(x, elements_at(weight, torch.arange(G)[:, None, None] * D * D + rows), bias)
 
 
+def matrices_a_row_apart(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """What comes out when the matrices are taken to begin D numbers apart."""
+    G, D = bias.shape
+    places = torch.arange(D)[:, None] * D + torch.arange(D)
+    return reference(x, elements_at(weight, torch.arange(G)[:, None, None] * D + places), bias)
+
+
 grouped = Exercise(
     "all groups, in one kernel",
     "grouped",
@@ -57,6 +64,11 @@ grouped = Exercise(
             "A matrix lies in memory without gaps, and its rows begin D numbers apart. BD is only how wide "
             "the tile is.",
             gives=matrix_rows_a_tile_apart,
+        ),
+        "matrix-begins": Mistake(
+            "Group 0 is right. How many numbers has a matrix, and where does that of group 1 begin?",
+            "D * D numbers further on: weight + group * D * D.",
+            gives=matrices_a_row_apart,
         ),
         "bias-row": Mistake(
             "Group 0 is right. Where in bias does the row of group 1 begin?",

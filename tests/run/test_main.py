@@ -124,18 +124,21 @@ def test_a_disk_that_fills_up_while_a_lesson_runs_leaves_the_earlier_result(clon
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_run_leaves_no_kernel_and_a_table_of_what_is_finished(clone, number, code):
     stage.lesson(clone, "1", name="01_good")
-    stage.lesson(clone, LONG, name="02_long")
-    stage.lesson(clone, RAN, name="03_next")
-    pid = paths.NOTEBOOKS / "pid"
+    names = [f"0{number}_long" for number in range(2, 2 + main.AT_ONCE)]
+    for name in names:
+        stage.lesson(clone, LONG.replace("pid", name, 1), name=name)
+    stage.lesson(clone, RAN, name="09_next")
+    files = [paths.NOTEBOOKS / name for name in names]
     process = processes.python(stage.__file__, "run")
-    processes.wait_for(lambda: pid.exists() and pid.read_text(), "the long lesson", 60)
-    kernel = psutil.Process(int(pid.read_text()))
+    begun = lambda: all(pid.exists() and pid.read_text() for pid in files)  # noqa: E731
+    processes.wait_for(begun, "the long lessons", 60)
+    kernels = [psutil.Process(int(pid.read_text())) for pid in files]
     os.kill(process.pid, number)
     output, _ = process.communicate(timeout=30)
     assert process.returncode == code and "Traceback" not in output and "was destroyed" not in output, output
-    assert processes.gone(kernel) and not list(clone.rglob("ran"))
+    assert all(map(processes.gone, kernels)) and not list(clone.rglob("ran"))
     assert re.search(r"01_good +│ passed", output) and "build/lessons/01_good.ipynb" in output
-    assert all(re.search(rf"{name} +│ unfinished", output) for name in ("02_long", "03_next"))
+    assert all(re.search(rf"{name} +│ unfinished", output) for name in (*names, "09_next"))
 
 
 def test_slides_have_kernels_and_figures_without_the_code_that_drew_them(clone):
