@@ -2,7 +2,7 @@
 
 from labkit import kernels, work
 from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
-from labkit.exercises.properties import KERNEL_CASES, POINTWISE, READ_ONCE
+from labkit.exercises.properties import KERNEL_CASES, POINTWISE, READ_ONCE, wrong_only_where
 
 from collections.abc import Callable
 from typing import Any
@@ -65,6 +65,38 @@ NORM_MISTAKES = {
     "block-for-row": Mistake(
         "The block has BLOCK places, and the sequence H features: the masked ones do not count.",
         gives=states_with(lambda m, H: torch.rsqrt(m * H / next_power_of_2(H) + EPS)),
+    ),
+    "no-eps": Mistake(
+        "Where x is small, which of the two counts more, mean(x²) or the 10⁻⁶ that is added to it?",
+        gives=states_with(lambda m, H: torch.rsqrt(m)),
+    ),
+    "root": Mistake(
+        "The norm divides by the root: x / tl.sqrt(m) is x * tl.rsqrt(m).",
+        gives=states_with(lambda m, H: torch.sqrt(m + EPS)),
+    ),
+    "wide-row": Mistake(
+        "Narrow sequences are right. Does your BLOCK cover all H features of a wide one?",
+        "One program needs all of them for their sum: BLOCK = triton.next_power_of_2(H).",
+        when=wrong_only_where(lambda call: call.case[2] > 64),
+    ),
+}
+
+
+def steps_ahead(call: Call) -> int:
+    """U as the lesson's launch chooses it."""
+    return max(1, min(8, 1024 // next_power_of_2(call.case[2])))
+
+
+AHEAD_MISTAKES = {
+    "last-round": Mistake(
+        "It is right where T is a multiple of U. How many rounds do 9 steps take, if U = 8?",
+        "Two: range(0, T, U) begins one for the steps that are left, too.",
+        when=wrong_only_where(lambda call: call.case[1] % steps_ahead(call) > 0),
+    ),
+    "next-round": Mistake(
+        "The first U steps are right. Which step's blocks do you append while step t is worked on?",
+        "Those of step t + U, which begins U * H numbers further on. Each round begins with empty tuples.",
+        when=wrong_only_where(lambda call: call.case[1] > steps_ahead(call)),
     ),
 }
 
@@ -166,5 +198,5 @@ normed_ahead = Exercise(
     call=lambda answer, a, b, weight: answer(a, b, weight, warps_of(a)),
     right="The loads run ahead. What is left is the chain of a step, and what else a warp has to do.",
     race=race(16, 512),
-    mistakes=NORM_MISTAKES,
+    mistakes=NORM_MISTAKES | AHEAD_MISTAKES,
 )

@@ -60,6 +60,23 @@ def wrong_at_first(calls: Sequence[Call]) -> bool:
     return found
 
 
+def first_step_alone(calls: Sequence[Call]) -> bool:
+    """Whether db is wrong at step 0 of each sequence, and right at all others."""
+    pairs = [call.result_tensors()[1] for call in calls]
+    first = [difference(got[:, :1], right[:, :1], 0.05) for got, right in pairs]
+    return all(first) and not any(difference(got[:, 1:], right[:, 1:], 0.05) for got, right in pairs)
+
+
+FIRST_LEFT_OUT = Mistake(
+    "All steps but step 0 are right. Where does your loop end?",
+    "range(T - 1, 0, -1) ends at step 1. Let i count range(T), and t be T - 1 - i.",
+    when=first_step_alone,
+)
+REVERSED = Mistake(
+    "A kernel's loop goes over range. Which step is number i, counted from the end?",
+    "T - 1 - i.",
+    raises="reversed",
+)
 BEFORE_THE_FIRST = Mistake(
     "What lies H places before the first step of a sequence?",
     "Another sequence, or nothing. The state before step 0 is zero: mask this load by t > 0.",
@@ -103,6 +120,13 @@ backward = Exercise(
             "a_t multiplied a state in the forward pass. That of which step?",
             gives=gradients(last=lambda h: h),
         ),
+        "forwards": Mistake(
+            "Of which step do you know the gradient first?",
+            "Of the last one: no later step hands anything to it. So begin there, with t = T - 1 - i.",
+            gives=gradients(lambda dh, a: states(moved(a, 1), dh)),
+        ),
+        "first-left-out": FIRST_LEFT_OUT,
+        "reversed": REVERSED,
         "before-the-first": BEFORE_THE_FIRST,
     },
 )
@@ -120,6 +144,8 @@ def reset_inputs(batch: int, steps: int, width: int, infinite: str = "") -> dict
     reset = torch.rand(batch, steps) < 0.3
     if steps > 2:
         reset[:, 2] = True
+    if steps > 4:  # sequences differ
+        reset[1:, 4] = ~reset[:1, 4]
     h = states(torch.where(reset[..., None], 0.0, given["a"]), given["b"])
     dh = h + 0.5 * torch.randn_like(h)
     if infinite == "before":
@@ -187,6 +213,13 @@ reset = Exercise(
             "tl.where(new, 0.0, gate * g).",
             when=wrong_only_where(lambda call: len(call.case) == 4),
         ),
+        "one-sequence": Mistake(
+            "A single sequence is right. Where in `reset` do the steps of sequence 1 begin?",
+            "T numbers further on: reset + sequence * T + t.",
+            when=wrong_only_where(lambda call: call.case[0] > 1),
+        ),
+        "first-left-out": FIRST_LEFT_OUT,
+        "reversed": REVERSED,
         "before-the-first": BEFORE_THE_FIRST,
     },
 )
