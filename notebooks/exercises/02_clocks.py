@@ -158,6 +158,11 @@ graph = Exercise(
             "starts.",
             when=everywhere(lambda part: count(part, "upload")),
         ),
+        "begun-early": Mistake(
+            "Look at the first reading of the clock: what is the GPU still doing by then?",
+            "The first replay has been queued, and is not over. Wait for it before the clock starts.",
+            when=everywhere(lambda part: part[0].pending),
+        ),
         "waits-between": Mistake(
             "While Python launches a replay, and while it waits for it, what does the GPU do?",
             "It is idle for some of that time. Replay several times, and wait once at the end.",

@@ -115,6 +115,19 @@ gru = Exercise(
             "A step of `gates` has three thirds of H numbers: steps lie 3 * H apart, the thirds H.",
             gives=rows_apart,
         ),
+        "static-loop": Mistake(
+            "tl.static_range writes a loop out while the kernel is compiled. Is T known by then?",
+            "No, it is an ordinary argument: for t in range(T).",
+            raises="static_range",
+        ),
+        "gates-swapped": Mistake(
+            "Which third is W_hr's, and which is W_hz's? r stands inside of the candidate, z blends.",
+            gives=states(lambda h, *thirds: cell(h, *([each[1], each[0], each[2]] for each in thirds))),
+        ),
+        "one-matrix": Mistake(
+            "Three products of h: does each of them have a matrix of its own?",
+            gives=states(lambda h, i, w, b: cell(h, i, [w[0]] * 3, b)),
+        ),
         "near-thirds": Mistake(
             "W_hr has H rows of H numbers. How far behind its first number does W_hz begin?",
             "H * H numbers: weight + H * H + n * H + old.",
