@@ -143,10 +143,15 @@ ahead = Exercise(
             "Without a comma it is the block itself. A tuple of one block is (block,).",
             raises="'tuple' object has no attribute 'type'|can only concatenate tuple",
         ),
+        "append": Mistake(
+            "A tuple cannot be changed. How do you get a longer one?",
+            "coming_a += (block,)",
+            raises=r"no attribute '?append|item assign",
+        ),
         "tuples": Mistake(
             "A tuple is made while the kernel is compiled. Which of your indices is known only when it runs?",
-            "That of a loop over T; the u of `tl.static_range(U)` is known. `coming_a += (block,)` appends.",
-            raises=r"CompileError: AssertionError:?\n|no attribute '?(append|index)|item assign|tuple index",
+            "That of a loop over T; the u of `tl.static_range(U)` is known.",
+            raises=r"CompileError: AssertionError:?\n|no attribute '?index|tuple index",
         ),
     },
 )

@@ -93,6 +93,11 @@ AHEAD_MISTAKES = {
         "Two: range(0, T, U) begins one for the steps that are left, too.",
         when=wrong_only_where(lambda call: call.case[1] % steps_ahead(call) > 0),
     ),
+    "tuple-index": Mistake(
+        "now_a has U blocks. Which of your numbers goes from 0 to U - 1?",
+        "The u of tl.static_range(U). t counts the steps of the whole sequence.",
+        raises="tuple index",
+    ),
     "next-round": Mistake(
         "The first U steps are right. Which step's blocks do you append while step t is worked on?",
         "Those of step t + U, which begins U * H numbers further on. Each round begins with empty tuples.",
