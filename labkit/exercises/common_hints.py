@@ -151,6 +151,13 @@ PROGRAMS_ON_AXIS = (
     "Axis 0 takes 2**31 - 1 programs, axes 1 and 2 only 65,535. What may be many belongs on axis 0.",
 )
 
+NOT_A_NUMBER = (
+    "Which of your loads has no mask, or one that is still true beyond its tensor, or beyond the part that it "
+    "should load? What lies there is in the result.",
+    "Each load has bounds of its own, along its rows and along its columns. In a sum or a product the masked "
+    "places are 0: other=0.0.",
+    "If all loads are masked so: does something divide 0 by 0, or infinity by infinity?",
+)
 UNKNOWN = (
     "Work out the first wrong element by hand, for the case above. Which number that goes into it comes from "
     "another place, or not at all?",

@@ -249,7 +249,8 @@ def explain(exercise: Exercise, problem: Problem, calls: Sequence[Call]) -> Find
     name, hints = wrong.name, wrong.hints
     if name == WRONG_VALUES:
         strided = call.layout != "contiguous"
-        by_kernel = common_hints.UNKNOWN if call.dtype else ()
+        general = common_hints.NOT_A_NUMBER if MADE_NAN in problem.observed else common_hints.UNKNOWN
+        by_kernel = general if call.dtype else ()
         name, hints = ("strides", common_hints.STRIDES) if strided else ("", by_kernel)
     observed = problem.observed
     if wrong not in (FORM, DTYPE):  # a result of the wrong form cannot be compared with a mistake's
@@ -345,6 +346,10 @@ def _wrong_dtype(call: Call) -> str:
     return ""
 
 
+MADE_NAN = " (NaN is what nobody wrote, what was read outside of a tensor, or 0 / 0, or inf / inf)"
+"""Said of a NaN that comes out of numbers."""
+
+
 def _wrong_values(exercise: Exercise, call: Call) -> str:
     allowed = tolerance(exercise, call)
     found = difference(call.got, call.want, allowed)
@@ -355,10 +360,7 @@ def _wrong_values(exercise: Exercise, call: Call) -> str:
         for got, want in call.result_tensors():
             wrong = correctness.wrong_elements(got, want, allowed).nonzero()
             if len(wrong) and got[tuple(wrong[0])].isnan():
-                found += (
-                    " (NaN is what nobody wrote, what was read outside of a tensor, or what 0 / 0 gives, "
-                )
-                found += "or inf / inf)"
+                found += MADE_NAN
                 break
     return f"{found}."
 
