@@ -152,8 +152,8 @@ PROGRAMS_ON_AXIS = (
 )
 
 NOT_A_NUMBER = (
-    "Which of your loads has no mask, or one that is still true beyond its tensor, or beyond the part that it "
-    "should load? What lies there is in the result.",
+    "Which of your loads has no mask, or one that is still true beyond its tensor, or beyond the part of it "
+    "that is wanted? What lies there is in the result.",
     "Each load has bounds of its own, along its rows and along its columns. In a sum or a product the masked "
     "places are 0: other=0.0.",
     "If all loads are masked so: does something divide 0 by 0, or infinity by infinity?",

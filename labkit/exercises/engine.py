@@ -253,7 +253,9 @@ def explain(exercise: Exercise, problem: Problem, calls: Sequence[Call]) -> Find
         by_kernel = general if call.dtype else ()
         name, hints = ("strides", common_hints.STRIDES) if strided else ("", by_kernel)
     observed = problem.observed
-    if wrong not in (FORM, DTYPE):  # a result of the wrong form cannot be compared with a mistake's
+    # A result of the wrong form cannot be compared with a mistake's; and what goes wrong in another layout
+    # alone is about the layout.
+    if wrong not in (FORM, DTYPE) and call.layout == "contiguous":
         alike = [each for each in calls if _is_empty(call) or not _is_empty(each)]
         finished = [each for each in alike if each.error is None]
         for known, mistake in exercise.mistakes.items():

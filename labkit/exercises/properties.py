@@ -240,6 +240,16 @@ def wrong_only_where(special: Callable[[Call], bool]) -> Callable[[Sequence[Call
     return when
 
 
+def wrong_exactly_where(special: Callable[[Call], bool]) -> Callable[[Sequence[Call]], bool]:
+    """Whether an answer is wrong in all of the special calls, and right in all others."""
+
+    def when(calls: Sequence[Call]) -> bool:
+        wrong = [bool(difference(call.got, call.want, 0.05)) for call in calls]
+        return any(wrong) and wrong == [special(call) for call in calls]
+
+    return when
+
+
 def vectors_at(reference: Callable[..., Any], column: Callable[[Tensor, int], Tensor]) -> Callable[..., Any]:
     """What comes out when vectors, with an element for each column, are loaded at another place.
 

@@ -3,7 +3,7 @@
 from labkit import kernels, work
 from labkit.exercises import judge
 from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
-from labkit.exercises.properties import KERNEL_CASES, PRODUCT, wrong_only_where
+from labkit.exercises.properties import KERNEL_CASES, PRODUCT, wrong_exactly_where
 from labkit.measure.codegen import CompiledKernel
 
 import inspect
@@ -139,7 +139,7 @@ stays = Exercise(
         "each-tile": Mistake(
             "Where a group has a single tile it is right. Which tile is the first one of program 1?",
             "Tile program_id(1) * per, and per tiles from there. Each of them is stored inside the loop.",
-            when=wrong_only_where(lambda call: call.case[0] > ROWS),
+            when=wrong_exactly_where(lambda call: call.case[0] > ROWS),
         ),
     },
 )

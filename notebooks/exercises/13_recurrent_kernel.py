@@ -2,7 +2,7 @@
 
 from labkit import kernels, work
 from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
-from labkit.exercises.properties import KERNEL_CASES, POINTWISE, READ_ONCE, wrong_only_where
+from labkit.exercises.properties import KERNEL_CASES, POINTWISE, READ_ONCE, wrong_exactly_where
 
 from collections.abc import Callable
 from typing import Any
@@ -53,7 +53,7 @@ recurrence = Exercise(
         "each-step": Mistake(
             "With a single step everything is right. Does each step store, and to which place?",
             "The store belongs into the loop, t into its address: a sequence has T * H numbers, a step H.",
-            when=wrong_only_where(lambda call: call.case[1] > 1),
+            when=wrong_exactly_where(lambda call: call.case[1] > 1),
         ),
     },
 )
@@ -132,12 +132,12 @@ ahead = Exercise(
         "last-round": Mistake(
             "It is right where T is a multiple of U. How many rounds does T = 9 take, if U = 2?",
             "Five: range(0, T, U) begins one for the steps that are left, too.",
-            when=wrong_only_where(lambda call: call.case[1] % call.case[3] > 0),
+            when=wrong_exactly_where(lambda call: call.case[1] % call.case[3] > 0),
         ),
         "one-round": Mistake(
             "Up to U steps everything is right. What brings the kernel to the steps after those?",
             "A loop of rounds, for first in range(0, T, U). Its step u is step first + u, also in stores.",
-            when=wrong_only_where(lambda call: call.case[1] > call.case[3]),
+            when=wrong_exactly_where(lambda call: call.case[1] > call.case[3]),
         ),
         "comma": Mistake(
             "Without a comma it is the block itself. A tuple of one block is (block,).",

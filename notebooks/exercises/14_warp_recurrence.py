@@ -2,7 +2,13 @@
 
 from labkit import kernels, work
 from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
-from labkit.exercises.properties import KERNEL_CASES, POINTWISE, READ_ONCE, wrong_only_where
+from labkit.exercises.properties import (
+    KERNEL_CASES,
+    POINTWISE,
+    READ_ONCE,
+    wrong_exactly_where,
+    wrong_only_where,
+)
 
 from collections.abc import Callable
 from typing import Any
@@ -70,10 +76,6 @@ NORM_MISTAKES = {
         "Where x is small, which of the two counts more, mean(x²) or the 10⁻⁶ that is added to it?",
         gives=states_with(lambda m, H: torch.rsqrt(m)),
     ),
-    "root": Mistake(
-        "The norm divides by the root: x / tl.sqrt(m) is x * tl.rsqrt(m).",
-        gives=states_with(lambda m, H: torch.sqrt(m + EPS)),
-    ),
     "wide-row": Mistake(
         "Narrow sequences are right. Does your BLOCK cover all H features of a wide one?",
         "One program needs all of them for their sum: BLOCK = triton.next_power_of_2(H).",
@@ -91,7 +93,7 @@ AHEAD_MISTAKES = {
     "last-round": Mistake(
         "It is right where T is a multiple of U. How many rounds do 9 steps take, if U = 8?",
         "Two: range(0, T, U) begins one for the steps that are left, too.",
-        when=wrong_only_where(lambda call: call.case[1] % steps_ahead(call) > 0),
+        when=wrong_exactly_where(lambda call: call.case[1] % steps_ahead(call) > 0),
     ),
     "tuple-index": Mistake(
         "now_a has U blocks. Which of your numbers goes from 0 to U - 1?",
@@ -101,7 +103,7 @@ AHEAD_MISTAKES = {
     "next-round": Mistake(
         "The first U steps are right. Which step's blocks do you append while step t is worked on?",
         "Those of step t + U, which begins U * H numbers further on. Each round begins with empty tuples.",
-        when=wrong_only_where(lambda call: call.case[1] > steps_ahead(call)),
+        when=wrong_exactly_where(lambda call: call.case[1] > steps_ahead(call)),
     ),
 }
 

@@ -79,7 +79,8 @@ REVERSED = Mistake(
 )
 BEFORE_THE_FIRST = Mistake(
     "What lies H places before the first step of a sequence?",
-    "Another sequence, or nothing. The state before step 0 is zero: mask this load by t > 0.",
+    "Another sequence, or nothing. The state before step 0 is zero: this load has the mask t > 0, too, and "
+    "other=0.0.",
     when=wrong_at_first,
 )
 TRIED: dict[str, Any] = {"properties": (KERNEL, *POINTWISE, READ_ONCE), **KERNEL_CASES}
@@ -119,6 +120,11 @@ backward = Exercise(
         "other-state": Mistake(
             "a_t multiplied a state in the forward pass. That of which step?",
             gives=gradients(last=lambda h: h),
+        ),
+        "one-step-back": Mistake(
+            "It goes back by one step only. What does a step hand on: its own dh, or all that it got?",
+            "All: g is dh and what came from step t + 1, and a_t * g goes on.",
+            gives=gradients(lambda dh, a: dh + moved(a * dh, -1)),
         ),
         "forwards": Mistake(
             "Of which step do you know the gradient first?",
@@ -209,8 +215,8 @@ reset = Exercise(
             gives=step_by_step(lambda new, carry: torch.where(new, 0.0, carry), lambda new, carry: carry),
         ),
         "times-zero": Mistake(
-            "Infinity times 0 is NaN, and a gate may be infinite, too. Choose the whole product: "
-            "tl.where(new, 0.0, gate * g).",
+            "Infinity times 0 is NaN, and a state or a gate may be infinite. Choose whole products: for da "
+            "tl.where(new, 0.0, g * before), for the carry tl.where(new, 0.0, gate * g).",
             when=wrong_only_where(lambda call: len(call.case) == 4),
         ),
         "one-sequence": Mistake(

@@ -2,7 +2,7 @@
 
 from labkit import work
 from labkit.exercises.engine import Exercise, Mistake, RaceSpec, case_values, defined_in_cell
-from labkit.exercises.properties import KERNEL, KERNEL_CASES, POINTWISE, READ_ONCE
+from labkit.exercises.properties import KERNEL, KERNEL_CASES, POINTWISE, READ_ONCE, wrong_exactly_where
 
 from collections.abc import Callable
 from typing import Any
@@ -140,6 +140,11 @@ twice = Exercise(
         "blend": Mistake(
             "z multiplies what comes in, and 1 - z the old state.",
             gives=states(lambda s, u, z, c: right_step(s, u, 1 - z, c)),
+        ),
+        "each-step": Mistake(
+            "With a single step everything is right. Does each step store, and to which place?",
+            "The store belongs into the loop, t into its address: a sequence has T * H numbers, a step H.",
+            when=wrong_exactly_where(lambda call: call.case[1] > 1),
         ),
         "old-first": Mistake(
             "The second recurrence takes s of this step, not of the one before: make s first.",
