@@ -188,6 +188,9 @@ EXCEPTIONS = (
      "Triton's language has no function of this name. Which functions has the lesson given you?",
      "A size is an argument of the kernel. The rest is made of arithmetic, tl.exp, tl.sigmoid, and of the "
      "@triton.jit functions that a lesson gives you."),
+    ("launch-function", r"Did you forget to add @triton\.jit",
+     "A kernel calls Triton's functions, and those with @triton.jit. Which function of yours is neither?",
+     "triton.cdiv and triton.next_power_of_2 are for the launch. In a kernel the first one is tl.cdiv."),
     ("torch-in-kernel", r"must be Tensor, not tensor",
      "A kernel has blocks, which are no tensors of PyTorch. Which name on this line belongs to PyTorch?",
      "Inside a kernel only tl's functions can be called, and those that have @triton.jit."),
