@@ -143,6 +143,11 @@ ahead = Exercise(
             "Without a comma it is the block itself. A tuple of one block is (block,).",
             raises="'tuple' object has no attribute 'type'|can only concatenate tuple",
         ),
+        "two-dtypes": Mistake(
+            "A tuple begins each round with blocks of the same dtypes. Which of your loads are converted?",
+            "All of them, or none: those before the loop, and those inside of it.",
+            raises="error encountered during parsing",
+        ),
         "append": Mistake(
             "A tuple cannot be changed. How do you get a longer one?",
             "coming_a += (block,)",

@@ -1,6 +1,7 @@
 """Tasks of lesson 14: what is right, what people write instead, and what helps them on."""
 
 from labkit import kernels, work
+from labkit.exercises import judge
 from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
 from labkit.exercises.properties import (
     KERNEL_CASES,
@@ -21,6 +22,8 @@ from triton import next_power_of_2
 pytorch_loop = work.rms_recurrence.reference
 
 EPS = 1e-6
+BEFORE = judge.find("13_recurrent_kernel")
+"""Its loads run ahead in the same way."""
 
 
 def sequence_inputs(batch: int, steps: int, width: int) -> dict[str, Tensor]:
@@ -90,15 +93,12 @@ def steps_ahead(call: Call) -> int:
 
 
 AHEAD_MISTAKES = {
+    "tuples": BEFORE["ahead"].mistakes["tuples"],
+    "two-dtypes": BEFORE["ahead"].mistakes["two-dtypes"],
     "last-round": Mistake(
         "It is right where T is a multiple of U. How many rounds do 9 steps take, if U = 8?",
         "Two: range(0, T, U) begins one for the steps that are left, too.",
         when=wrong_exactly_where(lambda call: call.case[1] % steps_ahead(call) > 0),
-    ),
-    "tuple-index": Mistake(
-        "now_a has U blocks. Which of your numbers goes from 0 to U - 1?",
-        "The u of tl.static_range(U). t counts the steps of the whole sequence.",
-        raises="tuple index",
     ),
     "next-round": Mistake(
         "The first U steps are right. Which step's blocks do you append while step t is worked on?",
