@@ -82,6 +82,7 @@ STORED_TWICE = (
 READ_AGAIN = (
     "A kernel is as slow as the bytes that it moves. How often is each one of them needed?",
     "Load an element into a variable once, and use the variable.",
+    "Is there a place that you clamp where you could mask it? It is read again and again.",
 )
 TF32 = (
     "How many bits of a float32 does tl.dot multiply, if you do not say so?",
@@ -131,6 +132,10 @@ REUSED_MEMORY = (
     "What happens to the first result when somebody calls your function again?",
     "Make the result anew in each call: torch.empty_like costs next to nothing.",
 )
+STALE = (
+    "What does your function keep from one call to the next? The second call brings other tensors.",
+    "Make anew in each call whatever holds their numbers or their addresses.",
+)
 AT_SIZE = (
     "It is right at the small sizes of the check. Which number in your kernel was enough for those only?",
     "Look at the grid, at fixed blocks, and at products of sizes beyond 2**31.",
@@ -151,6 +156,10 @@ PROGRAMS_ON_AXIS = (
     "Axis 0 takes 2**31 - 1 programs, axes 1 and 2 only 65,535. What may be many belongs on axis 0.",
 )
 
+OVERFLOW = (
+    "Which of your exponentials is infinite where its argument is large? And what is inf / inf?",
+    "NaN. 2 * tl.sigmoid(2 * z) - 1 is tanh(z), and never overflows.",
+)
 NOT_A_NUMBER = (
     "Which of your loads has no mask, or one that is still true beyond its tensor, or beyond the part of it "
     "that is wanted? What lies there is in the result.",
@@ -188,6 +197,15 @@ EXCEPTIONS = (
      "Triton's language has no function of this name. Which functions has the lesson given you?",
      "A size is an argument of the kernel. The rest is made of arithmetic, tl.exp, tl.sigmoid, and of the "
      "@triton.jit functions that a lesson gives you."),
+    ("break", r"node type: Break",
+     "Triton has no break. What bounds your loop, and what may its last turns do?",
+     "Put the end into range(), or mask what the turns behind it load and store."),
+    ("list", r"'tuple' object has no attribute '?append",
+     "A kernel has no lists. How many values do you need at a time, and what can hold them?",
+     "Each in a name of its own; or load it again where it is needed again."),
+    ("print", r"is not string",
+     "print shows a block where kernels are interpreted. What does a GPU do with this line?",
+     "It cannot print so. Take the line out when you have seen what you wanted to see."),
     ("launch-function", r"Did you forget to add @triton\.jit",
      "A kernel calls Triton's functions, and those with @triton.jit. Which function of yours is neither?",
      "triton.cdiv and triton.next_power_of_2 are for the launch. In a kernel the first one is tl.cdiv."),

@@ -283,11 +283,18 @@ class _MadeAnywhere(TorchFunctionMode):
 
 
 def _elsewhere(exercise: Exercise, answer: Any) -> Finding | None:
-    """Whether a right answer returns a tensor, or gives one to a kernel, that would not be on the GPU."""
+    """Whether a right answer is wrong for other numbers in tensors of the same shapes, or not on the GPU.
+
+    That is, whether it returns a tensor, or gives one to a kernel, that would be on the CPU there.
+    """
     if exercise.dtypes == (None,):  # it has no kernel
         return None
     watched = _MadeAnywhere()
-    call = _call(exercise, answer, exercise.cases[-1], exercise.dtypes[0], "contiguous", watched)
+    call = _call(exercise, answer, exercise.cases[-1], exercise.dtypes[0], "contiguous", watched, seed=1)
+    allowed = engine.tolerance(exercise, call)
+    if call.error is None and (wrong := engine.difference(call.got, call.want, allowed)):
+        observed = f"Called again, with other numbers in tensors of the same shapes: {wrong}."
+        return Finding("wrong", observed, "stale", hints=common_hints.STALE)
     used = tree_leaves([call.got, [given for _, given in call.launches.kernels]])
     memory = {each.untyped_storage().data_ptr() for each in used if isinstance(each, Tensor) and each.dim()}
     if not any(each.untyped_storage().data_ptr() in memory for each in watched.made if each.dim()):
@@ -303,12 +310,13 @@ def _call(
     dtype: torch.dtype | None,
     layout: str,
     within: AbstractContextManager[Any] | None = None,
+    seed: int = 0,
 ) -> Call:
     def cast(value: Any) -> Any:
         floats = isinstance(value, Tensor) and value.is_floating_point()
         return value.to(dtype) if floats and dtype else value
 
-    torch.default_generator.manual_seed(0)  # without a word to GPUs, which takes a millisecond
+    torch.default_generator.manual_seed(seed)  # without a word to GPUs, which takes a millisecond
     inputs = {name: cast(value) for name, value in exercise.inputs(*case).items()}
     given, fences = dict(inputs), JudgeGuardZones()
     for name, value in inputs.items():

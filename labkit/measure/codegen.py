@@ -7,6 +7,7 @@ exercise, is first written to a file that can be imported.
 Counts of instructions are static: each instruction in the program text counts once, however often it runs.
 """
 
+import ast
 import contextlib
 import hashlib
 import importlib.util
@@ -222,12 +223,23 @@ def source_of(function: FunctionType) -> SourceLocation:
     scope = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
     names = dict.fromkeys(re.findall(r"[^\W\d]\w*", text))  # words of comments too, which do no harm
     values = {name: _literal(scope[name]) for name in names if name in scope and name != function.__name__}
+    text = _jit_alone(text)
     lines = [f"{name} = {value}" for name, value in values.items() if value]
     text = "\n".join(["from labkit.measure import codegen", *lines, text])
     module = f"labkit_cells_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     file = paths.cache() / "lessons" / f"{module}.py"
     paths.write_text(file, text)
     return SourceLocation(module, str(file), function.__name__)
+
+
+def _jit_alone(text: str) -> str:
+    """A function's source under @triton.jit alone: what tunes its launch may use names of any kind."""
+    lines = text.splitlines()
+    function = ast.parse(text).body[0]
+    assert isinstance(function, ast.FunctionDef), "only functions have the decorator"
+    kept = [f"@{ast.unparse(each)}" for each in function.decorator_list]
+    kept = [each for each in kept if re.search(r"\b(jit|constexpr_function)\b", each)]
+    return "\n".join([*(kept or ["@codegen.triton.jit"]), *lines[function.lineno - 1 :]])
 
 
 def _literal(value: Any) -> str:

@@ -182,12 +182,5 @@ ahead = Exercise(
     ),
     right="All four loads are on their way before the first store.",
     race=RaceSpec(work.row_product, {"PyTorch": torch.mul}, ({"batch": 32768, "width": 1024},)),
-    mistakes={
-        **column_mistakes(torch.mul),
-        "list": Mistake(
-            "A kernel has no lists. How many values do you need, and what can hold them?",
-            "Four, each in a name of its own.",
-            raises="no attribute '?append",
-        ),
-    },
+    mistakes=column_mistakes(torch.mul),
 )

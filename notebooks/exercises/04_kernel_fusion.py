@@ -1,6 +1,7 @@
 """Tasks of lesson 4: what is right, what people write instead, and what helps them on."""
 
 from labkit import kernels, work
+from labkit.exercises import common_hints
 from labkit.exercises.engine import Exercise, Mistake, RaceSpec
 from labkit.exercises.properties import (
     KERNEL,
@@ -8,6 +9,7 @@ from labkit.exercises.properties import (
     POINTWISE,
     READ_ONCE,
     column_mistakes,
+    nan_where_large,
     place_for_column,
 )
 
@@ -33,8 +35,8 @@ chain = Exercise(
     "chain",
     reference=reference,
     cases=((1, 1), (3, 5), (37, 33)),
-    large=((5, 640), (2, 3000)),
-    vast=((500_000, 40),),
+    large=((5, 640), (2, 3000), (1, 16_384)),
+    vast=((8192, 16_384), (500_000, 40)),
     inputs=chain_inputs,
     **KERNEL_CASES,
     properties=(KERNEL, *POINTWISE, READ_ONCE),
@@ -47,6 +49,9 @@ chain = Exercise(
     mistakes={
         **column_mistakes(reference),
         "place-for-column": place_for_column(reference),
+        "overflow": Mistake(
+            *common_hints.OVERFLOW, when=nan_where_large(lambda call: call.originals["x"].double())
+        ),
         "column-for-element": Mistake(
             "other has the shape of x, so it is loaded at the same place as x: other + at.",
             gives=lambda x, bias, other: reference(x, bias, other[:1].expand_as(other)),

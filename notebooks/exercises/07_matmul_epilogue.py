@@ -1,8 +1,9 @@
 """Tasks of lesson 7: what is right, what people write instead, and what helps them on."""
 
 from labkit import work
+from labkit.exercises import common_hints
 from labkit.exercises.engine import Exercise, Mistake, RaceSpec, case_values
-from labkit.exercises.properties import KERNEL_CASES, PRODUCT, elements_at
+from labkit.exercises.properties import KERNEL_CASES, PRODUCT, elements_at, wrong_exactly_where
 
 import math
 from collections.abc import Callable
@@ -60,9 +61,9 @@ best = Exercise(
 # ---- the epilogue ------------------------------------------------------------------------------------------
 
 
-def layer_inputs(M: int, N: int, K: int) -> dict[str, Any]:
-    """x (M, K), weight (N, K) and bias (N,): z has a standard deviation of 1.4."""
-    return {"x": torch.randn(M, K), "weight": torch.randn(N, K) / K**0.5, "bias": torch.randn(N)}
+def layer_inputs(M: int, N: int, K: int, size: float = 1.0) -> dict[str, Any]:
+    """x (M, K), weight (N, K) and bias (N,): z has a standard deviation of 1.4, or of some ``size``."""
+    return {"x": size * torch.randn(M, K), "weight": torch.randn(N, K) / K**0.5, "bias": torch.randn(N)}
 
 
 LARGE, DEPTH = 128, 32
@@ -98,8 +99,8 @@ epilogue = Exercise(
     "linear_gelu",
     reference=layer,
     cases=((1, 1, 8), (5, 19, 40), (33, 40, 72)),
-    large=((2, 3, 264), (130, 3, 8), (2, 140, 24), (1, 1, 8296)),
-    vast=((2**26 + 1, 40, 40),),
+    large=((2, 3, 264), (130, 3, 8), (2, 140, 24), (1, 1, 8296), (3, 5, 40, 50.0)),
+    vast=((8192, 4096, 512), (2**26 + 1, 40, 40)),
     inputs=layer_inputs,
     right="The sums never reach memory: one tensor is written, and no second kernel touches it again.",
     properties=PRODUCT,
@@ -124,6 +125,9 @@ epilogue = Exercise(
         "first-bias": Mistake(
             "A tile needs the biases of its own columns: load at bias + n.",
             gives=bias_at(lambda row, col: col % LARGE),
+        ),
+        "overflow": Mistake(
+            *common_hints.OVERFLOW, when=wrong_exactly_where(lambda call: len(call.case) == 4)
         ),
         "in-the-loop": Mistake(
             "Bias and GELU come once, when the loop is over. Let their lines begin where `for` begins.",

@@ -137,9 +137,9 @@ stays = Exercise(
         ),
         "neighbour": BEFORE["grouped"].mistakes["neighbour"],
         "each-tile": Mistake(
-            "Where a group has a single tile it is right. Which tile is the first one of program 1?",
-            "Tile program_id(1) * per, and per tiles from there. Each of them is stored inside the loop.",
-            when=wrong_exactly_where(lambda call: call.case[0] > ROWS),
+            "With one tile a program it is right. Which tile does each turn of the loop take, and store?",
+            "From program_id(1) * per on, one after the other; and each is stored inside of the loop.",
+            when=wrong_exactly_where(lambda call: min(call.case[3], math.ceil(call.case[0] / ROWS)) > 1),
         ),
     },
 )
