@@ -116,6 +116,30 @@ capture = Exercise(
             "the caller's x changes. Let the place begin as a copy: x.clone().",
             when=differs(INPUTS_UNCHANGED),
         ),
+        "no-first-call": Mistake(
+            "Nothing may be compiled in a capture. Call it once before, on the side stream.",
+            raises="compiles its kernels",
+        ),
+        "by-python": Mistake(
+            "What does a replay need Python for? Which line of `replay` calls the network, or captures it?",
+            "Both come before. A replay copies the new numbers in, launches the graph, and copies y out.",
+            when=differs(PYTHON_CALLS),
+        ),
+        "twice": Mistake(
+            "In training each call is a step. How many are in your graph, and how many launches in a replay?",
+            "One call, captured once, and one graph.replay().",
+            when=lambda calls: differs(IN_GRAPH)(calls) or differs(GRAPH_REPLAYS)(calls),
+        ),
+        "first-input": Mistake(
+            "What stands in the place that the graph reads, when it is called for the first time?",
+            "The numbers of x: it begins as a copy, x.clone().",
+            when=differs(FIRST_INPUT),
+        ),
+        "old-result": Mistake(
+            "Which tensor does the graph store to, and when is it copied for the caller?",
+            "To the y that was made inside of the capture; after the launch: copy in, replay, copy out.",
+            when=lambda calls: differs(REPLAY_RETURNS)(calls) or differs(AGAIN)(calls),
+        ),
         "first-call": Mistake(
             "The first call belongs on a stream of its own: inside of `with cuda.stream(side):`.",
             when=lambda calls: any(call.error is None and call.got[WARM_UP] == "current" for call in calls),

@@ -129,6 +129,7 @@ MISTAKES = {
             gradients(lambda g, w, u, s, x: s * g * w),
             gradients(lambda g, w, u, s, x: s * (g * w - u * mean(g * w))),
             gradients(lambda g, w, u, s, x: s * (g * w - u * mean(g * u))),
+            gradients(lambda g, w, u, s, x: s * (g * w + u * mean(g * w * u))),
         ),
     ),
     "x-for-u": Mistake(
@@ -148,7 +149,11 @@ MISTAKES = {
     ),
     "dw-term": Mistake(
         "y = w u. What is its derivative by w, times dy?",
-        gives=(gradients(dw=lambda g, w, u, s, x: g * x), gradients(dw=lambda g, w, u, s, x: g * w * u)),
+        gives=(
+            gradients(dw=lambda g, w, u, s, x: g * x),
+            gradients(dw=lambda g, w, u, s, x: g * w * u),
+            gradients(dw=lambda g, w, u, s, x: g * s),
+        ),
     ),
 }
 
