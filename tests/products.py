@@ -1,5 +1,6 @@
 """What the tests of products share: the modules' kernels, what a fused product keeps, and all launches."""
 
+import itertools
 from typing import Any
 from unittest import mock
 
@@ -16,7 +17,7 @@ __all__ = ["KERNELS", "assert_close", "bf16", "fp32", "kept_is_right", "launch_a
 KERNELS = {
     common: ("pad_kernel",),
     linear: ("linear_kernel",),
-    mlp: ("gate_up_kernel", "gate_up_grad_kernel"),
+    mlp: ("gate_up_kernel", "gated_kernel", "gate_up_grad_kernel"),
 }
 
 
@@ -39,9 +40,12 @@ def launch_all(dtype: torch.dtype, sizes: tuple[int, int, int], training: bool) 
     M, H, K = sizes
     shapes = ((M, K), (H, K)), ((M, K), (2, H, K), (K, H))
     calls: tuple[Any, ...] = linear.matmul, mlp.geglu_mlp
-    for call, its in zip(calls, shapes, strict=True):
+    for (call, its), library in itertools.product(zip(calls, shapes, strict=True), (False, True)):
         tensors = [meta(*shape, dtype=dtype) for shape in its]
-        with mock.patch.object(linear, "library_is_fast", lambda *_: False):
+        with (
+            mock.patch.object(linear, "library_is_fast", lambda *_: False),
+            mock.patch.object(mlp, "library_is_faster", lambda *_, chosen=library: chosen),
+        ):
             if training:
                 op.launch_both_ways(call, *tensors)
             else:

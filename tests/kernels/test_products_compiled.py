@@ -32,6 +32,7 @@ FULL = {
     "linear_kernel": ("x", "weight", "y"),
     "pad_kernel": ("x", "weight", "padded"),
     "gate_up_kernel": ("x", "weight", "hidden", "kept_gate", "kept_up"),
+    "gated_kernel": ("kept", "hidden"),
     "gate_up_grad_kernel": ("dhidden", "kept", "dkept"),
 }
 """Pointers to tensors that may have 2**31 elements and more."""
@@ -128,7 +129,7 @@ def test_pointwise_kernels_move_128_bits_at_a_time_and_compute_in_float32(varian
     for v in pointwise:
         if not aligned(v) or v.launch.options.get("BLOCK", 1024) < 1024:
             continue  # fewer elements than 16 bytes for each thread
-        assert set(v.code.loads) == {128} and v.code.loads[128] >= 3, v
+        assert set(v.code.loads) == {128} and v.code.loads[128] >= 2, v  # two tensors come in at least
         assert set(v.code.stores) == {128}, v
         assert v.code.stores[128] >= (3 if v.title == "gate_up_grad_kernel" else 1), v
 
