@@ -247,7 +247,7 @@ def judge(exercise: Exercise, answer: Any, file: Path) -> tuple[Finding, list[co
         done += calls
     first = [call for call in done if call.launches.kernels][:1] * REPEATED_CALLS
     again = [replace(call, got=exercise.call(answer, *call.passed.values())) for call in first]
-    if found := _reused_memory([*done, *again]) or _elsewhere(exercise, answer):
+    if found := _reused_memory([*done, *again]) or _called_again(exercise, answer):
         return found, []
     found, at_size = vast.run(exercise, answer, file)
     return (found, []) if found else (_right(exercise, done), _kernels(exercise, at_size, done))
@@ -282,7 +282,7 @@ class _MadeAnywhere(TorchFunctionMode):
         return made
 
 
-def _elsewhere(exercise: Exercise, answer: Any) -> Finding | None:
+def _called_again(exercise: Exercise, answer: Any) -> Finding | None:
     """Whether a right answer is wrong for other numbers in tensors of the same shapes, or not on the GPU.
 
     That is, whether it returns a tensor, or gives one to a kernel, that would be on the CPU there.

@@ -122,6 +122,7 @@ def _execute_each(
     However it ends, no lesson's process is left, and a table says what is finished and where it lies.
     """
     results: list[Result] = []
+    others = psutil.Process().children()
     with ThreadPoolExecutor(at_once) as threads:
         coming = [threads.submit(execute, path) for path in chosen]
         try:
@@ -131,12 +132,18 @@ def _execute_each(
                     click.echo(f"{result.lesson}: {result.seconds:.0f} s")
                 if result.failure:
                     _print_failure(result.lesson, result.failure)
-        finally:
+        except BaseException:
+            done = [each for each in coming[len(results) :] if each.done() and not each.exception()]
+            results += [each.result() for each in done]
             for each in coming:
                 each.cancel()
-            for process in psutil.Process().children():  # the kernels, if this was interrupted
-                process.kill()
-            _print_results(results, [notebooks.name_of(path) for path in chosen[len(results) :]])
+            for kernel in psutil.Process().children():
+                if kernel not in others:
+                    kernel.kill()
+            raise
+        finally:
+            finished = {result.lesson for result in results}
+            _print_results(results, [name for name in map(notebooks.name_of, chosen) if name not in finished])
     return results
 
 

@@ -1,8 +1,9 @@
 """Tasks of lesson 18: what is right, what people write instead, and what helps them on."""
 
 from labkit import work
+from labkit.exercises import judge
 from labkit.exercises.engine import Exercise, Mistake, RaceSpec, case_values, defined_in_cell
-from labkit.exercises.properties import KERNEL, KERNEL_CASES, POINTWISE, READ_ONCE, wrong_exactly_where
+from labkit.exercises.properties import KERNEL, KERNEL_CASES, POINTWISE, READ_ONCE
 
 from collections.abc import Callable
 from typing import Any
@@ -141,11 +142,7 @@ twice = Exercise(
             "z multiplies what comes in, and 1 - z the old state.",
             gives=states(lambda s, u, z, c: right_step(s, u, 1 - z, c)),
         ),
-        "each-step": Mistake(
-            "With a single step everything is right. Does each step store, and to which place?",
-            "The store belongs into the loop, t into its address: a sequence has T * H numbers, a step H.",
-            when=wrong_exactly_where(lambda call: call.case[1] > 1),
-        ),
+        "each-step": judge.find("13_recurrent_kernel")["recurrence"].mistakes["each-step"],
         "old-first": Mistake(
             "The second recurrence takes s of this step, not of the one before: make s first.",
             gives=states(old_first),
