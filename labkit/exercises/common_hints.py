@@ -35,6 +35,8 @@ STORED_OVER = (
     "address right?",
     "Write down where the second program, the second row or the second step begins in memory, and how much "
     "of it the first one has taken.",
+    "If the addresses are right: does each number in the brackets of the launch count what the kernel reads "
+    "from that tl.program_id?",
 )
 UNWRITTEN = (
     "Which elements were stored? Which programs, or which stores, should have taken care of the others?",
@@ -72,6 +74,10 @@ NO_KERNEL = (
 LAUNCHES = (
     "Each launch moves its tensors across memory once more. What could the kernel do by itself?",
     "Let one kernel load everything, compute, and store once; PyTorch only allocates.",
+)
+FIXED_LOOP = (
+    "Which number ends your loop, and where does it come from? What if there is more to work off than that?",
+    "The kernel gets the size as an argument: `for t in range(T)` takes as many turns as there are steps.",
 )
 STORED_TWICE = (
     "An element is stored more than once: by several programs, which a GPU runs in any order, or by one, "
@@ -190,6 +196,9 @@ EXCEPTIONS = (
     ("address-for-element", r"operands of type .*pointer<|cannot cast \[\d{6,}\]",
      "In a kernel, the name of a tensor is the address of its first element. What gets you the elements?",
      "tl.load(x + at, mask=...) loads a block of them. Load each tensor, and calculate with that."),
+    ("address-lost", r"Unsupported ptr type",
+     "tl.load and tl.store want an address first. Is it one on this line, or a block of numbers?",
+     "A tensor's name is its address until a line sets that name anew. Call the block something else."),
     ("no-descriptor", "'tensor' object has no attribute '(load|store)'",
      "block.load([...]) is for a tensor descriptor. Does this argument arrive as one, or as an address?",
      "From an address tl.load(x + at, mask=...) loads, as in the lessons before."),

@@ -15,10 +15,12 @@ from labkit.exercises.recorded import elements
 from labkit.measure.correctness import DTYPES, dtype_name
 
 ROUNDED_TWICE = 0.02
-"""Share of float16 results that may differ from the exact ones rounded once. With float32 arithmetic it is
+"""Share of 16-bit results that may differ from the exact ones rounded once. With float32 arithmetic it is
 far below a percent, with one intermediate result in float16 about a seventh."""
 READ_AGAIN = 1.2
 """So often an element may be loaded on average: tiles that reach beyond the end may load the last one."""
+FEW_TURNS = 64
+"""A loop of so many turns may be one that works a fixed part off, such as a block of steps."""
 FEWEST = 5
 """So many results may differ whatever their share is: of few results a share says little."""
 
@@ -157,6 +159,17 @@ def _read_once(call: Call) -> str:
     return ""
 
 
+def _fixed_loop(call: Call) -> str:
+    """A loop never needs more turns than the largest tensor has elements."""
+    elements_of_largest = max(each.numel() for each in call.passed.values() if isinstance(each, Tensor))
+    if call.launches.most_turns <= max(FEW_TURNS, elements_of_largest):
+        return ""
+    return (
+        f"a loop takes {call.launches.most_turns:,} turns, where the largest tensor has "
+        f"{elements_of_largest} elements."
+    )
+
+
 def _full_float32(call: Call) -> str:
     return "a product of float32 blocks was taken in TF32." if call.launches.tf32 else ""
 
@@ -170,7 +183,7 @@ def _half_products(call: Call) -> str:
 def _rounded_once(call: Call) -> str:
     if call.launches.half_sums:
         return "a product was summed up in float16."
-    if call.dtype is not torch.float16:  # to bfloat16 the interpreter rounds in a way of its own
+    if call.dtype not in (torch.float16, torch.bfloat16):
         return ""
     for got, want in call.result_tensors():
         rounded = want.to(got.dtype)
@@ -203,6 +216,7 @@ READS_STORED = Property("reads-stored", _reads_stored, *common_hints.READS_STORE
 STORED_ONCE = Property("stored-twice", _stored_once, *common_hints.STORED_TWICE)
 READ_ONCE = Property("read-again", _read_once, *common_hints.READ_AGAIN, contiguous_only=True)
 FULL_FLOAT32 = Property("tf32", _full_float32, *common_hints.TF32, before_values=True)
+FIXED_LOOP = Property("fixed-loop", _fixed_loop, *common_hints.FIXED_LOOP)
 HALF_PRODUCTS = Property("wide-products", _half_products, *common_hints.WIDE_PRODUCTS)
 ROUNDED_ONCE = Property("rounded-twice", _rounded_once, *common_hints.ROUNDED_TWICE, before_values=True)
 KERNEL_CASES: dict[str, Any] = {"dtypes": DTYPES, "layouts": ("contiguous", "transposed", "strided")}
@@ -218,6 +232,7 @@ POINTWISE = (
     LOADS_INSIDE,
     STORED_ONCE,
     READS_STORED,
+    FIXED_LOOP,
     ROUNDED_ONCE,
 )
 """Of a kernel that stores each element of one result once."""
@@ -247,6 +262,22 @@ def wrong_exactly_where(special: Callable[[Call], bool]) -> Callable[[Sequence[C
     def when(calls: Sequence[Call]) -> bool:
         wrong = [bool(difference(call.got, call.want, 0.05)) for call in calls]
         return any(wrong) and wrong == [special(call) for call in calls]
+
+    return when
+
+
+def gives_where(
+    special: Callable[[Call], bool], gives: Callable[..., Any]
+) -> Callable[[Sequence[Call]], bool]:
+    """Whether an answer is wrong, and returns what ``gives`` returns in all of the special calls."""
+
+    def when(calls: Sequence[Call]) -> bool:
+        def other(call: Call) -> Any:
+            given = call.originals.values()
+            return gives(*(each.double() if each.is_floating_point() else each for each in given))
+
+        alike = not any(difference(call.got, other(call), 0.05) for call in calls if special(call))
+        return alike and any(difference(call.got, call.want, 0.05) for call in calls if special(call))
 
     return when
 

@@ -32,6 +32,8 @@ class Recorded(interpreter.Observer):
         """Whether a load had masked lanes, and no number to fill them with."""
         self.atomics = False
         """Whether a kernel added to memory atomically."""
+        self.most_turns = 0
+        """Of the longest loop of a kernel."""
         self.tf32 = self.float32_products = self.half_sums = False
         """Whether a product was one in TF32, one of float32 blocks, or was summed up in float16."""
 
@@ -64,6 +66,10 @@ class Recorded(interpreter.Observer):
     def atomic(self, addresses: np.ndarray, size: int) -> None:
         """Keep that there was one."""
         self.atomics = True
+
+    def loop(self, turns: int) -> None:
+        """Keep how many turns the longest loop takes."""
+        self.most_turns = max(self.most_turns, turns)
 
     def dot(self, inputs: Any, total: Any, tf32: bool) -> None:
         """Keep how a product is taken."""

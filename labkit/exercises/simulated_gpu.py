@@ -71,8 +71,9 @@ class SimulatedGpu(LightDispatchMode):
         self.host_us = self.device_us = 1000.0  # a clock has been running before anybody looks at it
         self.conflicts: list[Stream] = []
         """Streams that touched memory that another one had used, one of them writing, without a wait."""
-        self.captures = self.replays = self.issued = 0
-        """How many graphs were captured, replays run, and pieces of work issued to all streams."""
+        self.captures = self.replays = self.issued = self.host_copies = 0
+        """How many graphs were captured, replays run, pieces of work issued to all streams, and tensors
+        copied to the host."""
         self.capturing: CUDAGraph | None = None
         self.host_waited: set[int] = set()
         """Numbers of the pieces of work that the host has waited for: what is issued next follows them."""
@@ -161,6 +162,9 @@ class SimulatedGpu(LightDispatchMode):
                 self.not_while_capturing("the size of a result depends on numbers of the device")
             return self.capturing.record(func, args, kwargs)
         result = func(*args, **kwargs)
+        for each in tree_leaves(result):
+            if isinstance(each, Tensor):
+                self._uses.setdefault(_memory(each), (each, []))
         if starts_work(func):
             self.work(_overwritten(func, args, kwargs) or tree_leaves(result), tree_leaves((args, kwargs)))
         return result
@@ -198,6 +202,10 @@ class SimulatedGpu(LightDispatchMode):
             return "none"
         return "current" if all(stream is self.default for stream in self.conflicts) else "side"
 
+    def memory(self) -> set[int]:
+        """Addresses of all memory that operations have made or touched so far; none is given away."""
+        return set(self._uses)
+
     def unobserved(self) -> Any:
         """A context whose operations do not count as work: for code that only looks at values."""
         return _disable_current_modes()
@@ -220,7 +228,7 @@ class _Launches(interpreter.Observer):
 
 
 class _HostReads(TorchFunctionMode):
-    """Refuses in a capture what copies a tensor to the host. (``x.to(y.device)`` names no host.)"""
+    """Counts what copies a tensor to the host; a capture refuses it. (``x.to(y.device)`` names no host.)"""
 
     def __init__(self, gpu: SimulatedGpu) -> None:
         super().__init__()
@@ -232,6 +240,7 @@ class _HostReads(TorchFunctionMode):
         texts = [each for each in (*args, *kwargs.values()) if isinstance(each, str)]
         if name in COPY_TO_THE_HOST or (name == "to" and "cpu" in texts):
             self._gpu.not_while_capturing(f"Python asked for a tensor's values, by {name}")
+            self._gpu.host_copies += 1
         return func(*args, **kwargs)
 
 

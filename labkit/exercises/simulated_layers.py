@@ -38,15 +38,16 @@ class CompiledFunction(CompiledLayer):
         self.captured: Tensor | None = None
         """Its result in the last capture, which a replay computes anew."""
         self.goes_backward = True
-        """Whether autograd recorded the last capture."""
+        """Whether autograd recorded all calls, captured or not."""
         self.given: list[Tensor] = []
         """What it was called with outside of captures."""
 
     def __call__(self, x: Tensor) -> Tensor:
         self.begin_call()
         y = self.function(x)
+        self.goes_backward &= torch.is_grad_enabled()
         if self.gpu.capturing is not None:
-            self.captured, self.goes_backward = detached(y), torch.is_grad_enabled()
+            self.captured = detached(y)
             self.in_graphs += 1
         else:
             self.given.append(detached(x).clone())

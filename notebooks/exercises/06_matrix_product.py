@@ -8,6 +8,7 @@ import inspect
 import math
 from collections.abc import Callable
 from functools import partial, reduce
+from itertools import product as product_of
 from typing import Any
 
 import torch
@@ -36,6 +37,17 @@ def reading_on(x: Tensor, weight: Tensor) -> Tensor:
         for each in (x, weight)
     )
     return a @ b.T
+
+
+def column_first(x: Tensor, weight: Tensor, depth: int) -> Tensor:
+    """What comes out when tiles of 128 rows of weight are loaded at [start, column]."""
+    (N, K), y = weight.shape, x.new_zeros(len(x), len(weight))
+    beyond = torch.nn.functional.pad(weight, (0, N + depth, 0, K + 128))
+    for column, start in product_of(range(0, N, 128), range(0, K, depth)):
+        tile = beyond[start : start + 128, column : column + depth]
+        part = x[:, start : start + depth]
+        y[:, column : column + 128] += (part @ tile[:, : part.shape[1]].T)[:, : N - column]
+    return y
 
 
 def in_steps(combine: Callable[[list[Tensor]], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
@@ -141,7 +153,17 @@ described = Exercise(
         **STEPS,
         "blocks": Mistake(
             "x.load takes two numbers, the first row and the first column: [tl.program_id(0) * BM, start].",
-            raises=r"[Ee]xpected a scalar",
+            raises=r"[Ee]xpected a scalar|'int' object is not (iterable|subscriptable).*\n.*\.load\(\[",
+        ),
+        "wide-row": Mistake(
+            "Row and column of x.load have 32 bits: [tl.program_id(0) * BM, start], as it is.",
+            "64 bits are for an address, as the one of the store, where a row is multiplied by N.",
+            raises="only support 32 bit",
+        ),
+        "column-first": Mistake(
+            "weight.load([row, column]): which of your two numbers says where in N the tile begins?",
+            "The first one: weight lies as (N, K). Only the tile that comes is turned.",
+            gives=tuple(partial(column_first, depth=depth) for depth in (DEPTH, 2 * DEPTH)),
         ),
         "turned-tile": Mistake(
             "weight.load([row, column]) brings a tile (BN, BK), as weight lies: row first, then column.",

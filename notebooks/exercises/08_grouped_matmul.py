@@ -5,6 +5,7 @@ from labkit.exercises.engine import Exercise, Mistake, RaceSpec
 from labkit.exercises.properties import KERNEL_CASES, PRODUCT, elements_at, wrong_only_where
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,11 +33,16 @@ def matrix_rows_a_tile_apart(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return reference(x, elements_at(weight, torch.arange(G)[:, None, None] * D * D + rows), bias)
 
 
-def matrices_a_row_apart(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """What comes out when the matrices are taken to begin D numbers apart."""
-    G, D = bias.shape
-    places = torch.arange(D)[:, None] * D + torch.arange(D)
-    return reference(x, elements_at(weight, torch.arange(G)[:, None, None] * D + places), bias)
+def matrices_apart(apart: Callable[[int, int], int]) -> Callable[..., Tensor]:
+    """What comes out when the matrices are taken to begin ``apart(G, D)`` numbers apart."""
+
+    def gives(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        G, D = bias.shape
+        places = torch.arange(D)[:, None] * D + torch.arange(D)
+        begins = torch.arange(G)[:, None, None] * apart(G, D)
+        return reference(x, elements_at(weight, begins + places), bias)
+
+    return gives
 
 
 grouped = Exercise(
@@ -68,7 +74,7 @@ grouped = Exercise(
         "matrix-begins": Mistake(
             "Group 0 is right. How many numbers has a matrix, and where does that of group 1 begin?",
             "D * D numbers further on: weight + group * D * D.",
-            gives=matrices_a_row_apart,
+            gives=tuple(matrices_apart(apart) for apart in (lambda G, D: D, lambda G, D: G * D)),
         ),
         "bias-row": Mistake(
             "Group 0 is right. Where in bias does the row of group 1 begin?",

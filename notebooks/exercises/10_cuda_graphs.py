@@ -16,9 +16,10 @@ IN_GRAPH = "calls in the graph"
 GRAPH_COMPUTES, REPLAY_RETURNS = "the graph computes call of", "replay returns call of"
 AGAIN = "for x, or a tensor that was changed in place, replay returns call of"
 FIRST_INPUT = "the first call gets"
-GRADIENTS = "a capture with gradients"
+GRADIENTS = "the first call and the capture with gradients"
 PYTHON_CALLS, GRAPH_REPLAYS = "calls by Python in a replay", "graph replays for one new"
-INPUTS_UNCHANGED, SEPARATE_RESULTS = "x and each new as they were", "results in memory of their own"
+INPUTS_UNCHANGED, SEPARATE_RESULTS = "x and each new as they were", "results in memory made for them"
+HOST_COPIES = "copies to the CPU in a replay"
 RIGHT_CAPTURE: dict[str, Any] = {
     WARM_UP: "side",
     FIRST_INPUT: "x",
@@ -30,6 +31,7 @@ RIGHT_CAPTURE: dict[str, Any] = {
     AGAIN: "new",
 }
 RIGHT_CAPTURE |= {PYTHON_CALLS: 0, GRAPH_REPLAYS: 1, INPUTS_UNCHANGED: True, SEPARATE_RESULTS: True}
+RIGHT_CAPTURE[HOST_COPIES] = 0
 """What is seen of a capture, and how it should be."""
 
 
@@ -40,7 +42,7 @@ def run_capture(graphed: Any, shape: tuple[int, ...], width: int, dtype: torch.d
     with gpu.unobserved(), gpu:
         with gpu.unobserved():
             weight = torch.randn(shape[-1], width).to(dtype)
-            x, first, *drawn = (torch.randn(shape).to(dtype) for _ in range(2 * replays + 4))
+            x, first, *drawn = (torch.randn(shape).to(dtype) for _ in range(2 * replays + 5))
             news, others = drawn[:replays], drawn[replays:]
             own = [each.clone() for each in (first, *news)]
         call = CompiledFunction(gpu, lambda x: 2 * torch.tanh(x @ weight))
@@ -51,16 +53,18 @@ def run_capture(graphed: Any, shape: tuple[int, ...], width: int, dtype: torch.d
         finally:
             torch.use_deterministic_algorithms(False)
         assert callable(replay), f"graphed returned a {type(replay).__name__}, not a function"
-        # In the end the caller comes with x itself, and with a tensor again that now holds other numbers.
-        turns = [*news, x, news[0]]
-        for new, before, other in zip(turns, [first, *turns], others, strict=False):
-            if len(results) == len(turns) - 1:
-                new.copy_(others[-1])
-                own[1] = others[-1]
-            replayed, calls = gpu.replays, call.calls
+        # In the end the caller comes with x itself, and twice with a tensor that now holds other numbers.
+        turns = [*news, x, news[0], news[0]]
+        for new, before, other in zip(turns, [first, *turns[:-1]], others, strict=True):
+            if len(results) > replays:
+                own[1] = others[-1] * (-1) ** len(results)
+                new.copy_(own[1])
+            replayed, calls, copies, memory = gpu.replays, call.calls, gpu.host_copies, gpu.memory()
             y = replay(new)
+            seen[HOST_COPIES] += gpu.host_copies - copies
             assert isinstance(y, Tensor) and y.dtype == dtype, "replay returned no tensor of x's dtype"
             results.append(y)
+            seen[SEPARATE_RESULTS] &= y.untyped_storage().data_ptr() not in memory
             y.clone()  # the caller reads it, on the current stream
             seen |= {PYTHON_CALLS: call.calls - calls, GRAPH_REPLAYS: gpu.replays - replayed}
             with gpu.unobserved():
@@ -75,7 +79,6 @@ def run_capture(graphed: Any, shape: tuple[int, ...], width: int, dtype: torch.d
             own[0] = other
     seen |= {WARM_UP: " and ".join(sorted(call.streams)), IN_GRAPH: call.in_graphs / max(1, gpu.captures)}
     seen[FIRST_INPUT] = "x" if all(torch.equal(given, first) for given in call.given) else "something else"
-    seen[SEPARATE_RESULTS] = len({y.untyped_storage().data_ptr() for y in results}) == len(turns)
     return seen | {DID_NOT_WAIT: gpu.stream_without_wait(), GRADIENTS: call.goes_backward}
 
 
@@ -110,6 +113,14 @@ capture = Exercise(
         "shared-result": Mistake(
             "The caller may keep any number of results: each replay hands out a tensor made anew.",
             when=differs(SEPARATE_RESULTS),
+        ),
+        "on-the-cpu": Mistake(
+            "The result stays on the GPU. A copy to the CPU waits for the GPU, in each replay.",
+            when=differs(HOST_COPIES),
+        ),
+        "gradients": Mistake(
+            "Who trains wants gradients of call: leave them on, in the first call and in the capture.",
+            when=differs(GRADIENTS),
         ),
         "changes-x": Mistake(
             "Each replay copies new numbers into the place that the graph reads. If that place is x itself, "

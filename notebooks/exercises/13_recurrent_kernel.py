@@ -156,7 +156,12 @@ ahead = Exercise(
         "tuples": Mistake(
             "A tuple is made while the kernel is compiled. Which of your indices is known only when it runs?",
             "That of a loop over T; the u of `tl.static_range(U)` is known.",
-            raises=r"CompileError: AssertionError:?\n|no attribute '?index|tuple index",
+            raises=r"CompileError: AssertionError:?\n|no attribute '?index",
+        ),
+        "too-few-blocks": Mistake(
+            "How many blocks has this tuple when the line runs, and which index does the line use?",
+            "`now_a` gets the U blocks of a round once, before the loop over u. So its index is u, not t.",
+            raises="tuple index",
         ),
     },
 )

@@ -94,6 +94,7 @@ def steps_ahead(call: Call) -> int:
 
 AHEAD_MISTAKES = {
     "tuples": BEFORE["ahead"].mistakes["tuples"],
+    "too-few-blocks": BEFORE["ahead"].mistakes["too-few-blocks"],
     "two-dtypes": BEFORE["ahead"].mistakes["two-dtypes"],
     "last-round": Mistake(
         "It is right where T is a multiple of U. How many rounds do 9 steps take, if U = 8?",

@@ -3,7 +3,15 @@
 from labkit import kernels, work
 from labkit.exercises import judge
 from labkit.exercises.engine import Call, Exercise, Mistake, RaceSpec, defined_in_cell, difference
-from labkit.exercises.properties import KERNEL, KERNEL_CASES, POINTWISE, READ_ONCE, wrong_only_where
+from labkit.exercises.properties import (
+    KERNEL,
+    KERNEL_CASES,
+    POINTWISE,
+    READ_ONCE,
+    elements_at,
+    gives_where,
+    wrong_only_where,
+)
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -165,6 +173,17 @@ def reset_inputs(batch: int, steps: int, width: int, infinite: str = "") -> dict
     return {"dh": dh, "a": given["a"], "h": h, "reset": reset}
 
 
+def finite(call: Call) -> bool:
+    """Whether nothing in a call is infinite."""
+    return len(call.case) == 3
+
+
+OTHER_PLACES: tuple[Callable[..., Tensor], ...] = (
+    lambda sequence, step, feature, T, H: (sequence * T + step) * H + feature,
+    lambda sequence, step, feature, T, H: sequence,
+    lambda sequence, step, feature, T, H: step * H + feature,
+)
+"""Where one loads `reset` in place of (sequence, step)."""
 Chosen = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -179,14 +198,31 @@ def step_by_step(
     made, as ``da`` is, of whether the step has a reset, and of the product that it is without one.
     """
 
+    def of_features(reset: Tensor) -> Tensor:
+        return reset if reset.dim() == 3 else reset[..., None]
+
     def gives(dh: Tensor, a: Tensor, h: Tensor, reset: Tensor) -> tuple[Tensor, Tensor]:
         carry, found = torch.zeros_like(dh[:, 0]), []
         for t in reversed(range(dh.shape[1])):
-            new = reset[:, t, None]
+            new = of_features(reset)[:, t]
             found.append(dh[:, t] + comes(new, carry))
             carry = goes(new, a[:, t] * found[-1])
         g = torch.stack(found[::-1], 1)
-        return da(reset[..., None], g * moved(h, 1)), g
+        return da(of_features(reset), g * moved(h, 1)), g
+
+    return gives
+
+
+def reset_at(place: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """What comes out when `reset` is loaded at ``place(sequence, step, feature, T, H)``."""
+
+    def gives(dh: Tensor, a: Tensor, h: Tensor, reset: Tensor) -> tuple[Tensor, Tensor]:
+        B, T, H = a.shape
+        sequence, step, feature = (
+            torch.arange(n).view(s) for n, s in ((B, (-1, 1, 1)), (T, (-1, 1)), (H, -1))
+        )
+        at = torch.broadcast_to(place(sequence, step, feature, T, H), a.shape)
+        return step_by_step()(dh, a, h, elements_at(reset.double(), at, beyond=1.0) != 0)
 
     return gives
 
@@ -208,11 +244,16 @@ reset = Exercise(
         ),
         "da-kept": Mistake(
             "At a reset h_t = b_t. What does the loss have to do with a_t there?",
-            gives=step_by_step(da=lambda new, product: product),
+            when=gives_where(finite, step_by_step(da=lambda new, product: product)),
         ),
         "other-step": Mistake(
             "A reset at step t cuts what goes from t back to t - 1, and a_t. It is no matter to step t + 1.",
             gives=step_by_step(lambda new, carry: torch.where(new, 0.0, carry), lambda new, carry: carry),
+        ),
+        "reset-place": Mistake(
+            "reset is (B, T): a step of a sequence has one, for all of its features. Where does it lie?",
+            "reset + sequence * T + t.",
+            when=lambda calls: any(gives_where(finite, reset_at(place))(calls) for place in OTHER_PLACES),
         ),
         "times-zero": Mistake(
             "Infinity times 0 is NaN, and a state or a gate may be infinite. Choose whole products: for da "
