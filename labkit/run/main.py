@@ -99,7 +99,7 @@ def run_command(names: tuple[str, ...], limit_s: int, strict: bool) -> None:
     from labkit import gpu
     from labkit.run.execute import execute
 
-    at_once = 1 if gpu.available() else AT_ONCE
+    at_once = 4 if gpu.available() else AT_ONCE
 
     def executed(path: Path) -> "Result":
         output = paths.BUILD / "lessons" / f"{notebooks.name_of(path)}.ipynb"

@@ -51,8 +51,9 @@ recurrence = Exercise(
             gives=lambda a, b: pytorch_loop(a[:, :1].expand_as(a), b[:, :1].expand_as(b)),
         ),
         "each-step": Mistake(
-            "With a single step everything is right. Does each step store, and to which place?",
-            "The store belongs into the loop, t into its address: a sequence has T * H numbers, a step H.",
+            "With a single step everything is right. At which places does step 1 load and store?",
+            "The store belongs into the loop, and t into each address. Of a tensor (B, T, H), a sequence has "
+            "T * H numbers and a step H.",
             when=wrong_exactly_where(lambda call: call.case[1] > 1),
         ),
     },

@@ -2,10 +2,18 @@
 
 from labkit import work
 from labkit.exercises import judge
-from labkit.exercises.engine import Exercise, Mistake, RaceSpec, case_values, defined_in_cell
+from labkit.exercises.engine import (
+    Call,
+    Exercise,
+    Mistake,
+    RaceSpec,
+    case_values,
+    defined_in_cell,
+    difference,
+)
 from labkit.exercises.properties import KERNEL, KERNEL_CASES, POINTWISE, READ_ONCE
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -45,6 +53,21 @@ def host_forgotten(host: float, device: float, traffic: float, arithmetic: float
     return chosen | {"wall": device - parts_of(device, traffic, arithmetic)[chosen["entry"]]}
 
 
+def unexplained_forgotten(host: float, device: float, traffic: float, arithmetic: float) -> Entry:
+    """The larger of the two parts that are given."""
+    if host >= device:
+        return {"entry": "host", "wall": device}
+    entry = "traffic" if traffic >= arithmetic else "arithmetic"
+    return {"entry": entry, "wall": max(host, device - max(traffic, arithmetic))}
+
+
+def only_the_wall_is_wrong(calls: Sequence[Call]) -> bool:
+    """Whether all entries are right, and some wall is not."""
+    return all(
+        isinstance(call.got, dict) and call.got.get("entry") == call.want["entry"] for call in calls
+    ) and any(difference(call.got, call.want, 1e-6) for call in calls)
+
+
 choose = Exercise(
     "reading a ledger",
     "choose",
@@ -64,6 +87,16 @@ choose = Exercise(
         "host-forgotten": Mistake(
             "The host still takes its time: the wall is the longer one, whatever became of the device.",
             gives=host_forgotten,
+        ),
+        "unexplained-forgotten": Mistake(
+            "The device's time has three parts. Two are given: how large is the third?",
+            gives=unexplained_forgotten,
+        ),
+        "wall": Mistake(
+            "Your entries are right. If that entry were gone, how long would the host take, and how long the "
+            "device?",
+            "The wall is the longer of the two: what is left of the one, and all of the other.",
+            when=only_the_wall_is_wrong,
         ),
     },
 )
