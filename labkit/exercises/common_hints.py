@@ -24,6 +24,7 @@ STORES_OUTSIDE = (
     "Which places does the last program store to, and which of them does the tensor have?",
     "Every store needs a mask that is true inside of the tensor, and nowhere else.",
     "If the mask is right, is the address? Where does the part of this program begin in the tensor?",
+    "And the launch: does each number in its brackets count what the kernel reads from that tl.program_id?",
 )
 NOTHING_STORED = (
     "The result is allocated, and nothing is in it. Which line stores to it, and does it run?",

@@ -50,6 +50,12 @@ def column_first(x: Tensor, weight: Tensor, depth: int) -> Tensor:
     return y
 
 
+def rows_apart(matrix: Tensor, numbers: int) -> Tensor:
+    """What loads bring when rows are taken to begin so many numbers apart."""
+    rows, columns = matrix.shape
+    return elements_at(matrix, torch.arange(rows)[:, None] * numbers + torch.arange(columns))
+
+
 def in_steps(combine: Callable[[list[Tensor]], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
     """What ``combine`` makes of the products of all tiles along K."""
     return lambda x, weight: combine(list(map(linear, x.split(DEPTH, 1), weight.split(DEPTH, 1))))
@@ -58,6 +64,18 @@ def in_steps(combine: Callable[[list[Tensor]], Tensor]) -> Callable[[Tensor, Ten
 def doubled_in_each_step(x: Tensor, weight: Tensor) -> Tensor:
     """What comes out when each step adds the sums to themselves, too; in float32 it becomes infinite."""
     return in_steps(partial(reduce, lambda total, part: 2 * total + part))(x.float(), weight.float()).double()
+
+
+def steps_of_one(x: Tensor, weight: Tensor) -> Tensor:
+    """What comes out when the next step begins one number further on: early numbers come in less often."""
+    times = torch.arange(1, x.shape[1] + 1, dtype=x.dtype).clamp(max=DEPTH)
+    return linear(x * times, weight)
+
+
+def begins_at_its_number(matrix: Tensor) -> Tensor:
+    """The rows that come when tile t of 128 rows is loaded from row t on; zeros are behind the last one."""
+    row = torch.arange(len(matrix))
+    return torch.nn.functional.pad(matrix, (0, 0, 0, 128))[row // 128 + row % 128]
 
 
 STEPS = {
@@ -72,6 +90,11 @@ STEPS = {
     "same-step": Mistake(
         "With K = 64 you get twice the product of the first 32 places. What changes from step to step?",
         gives=in_steps(lambda parts: len(parts) * parts[0]),
+    ),
+    "steps-of-one": Mistake(
+        "range(0, K) takes K steps. How many numbers of a row does one step take?",
+        "BK: the next step begins behind them, range(0, K, BK).",
+        gives=steps_of_one,
     ),
     "added-twice": Mistake(
         "What tl.dot returns has `total` in it already. Add it once: by the third argument, or by +=.",
@@ -102,6 +125,14 @@ product = Exercise(
     **KERNEL_CASES,
     mistakes={
         **STEPS,
+        "row-length": Mistake(
+            "How many numbers has a row of weight, and how many a row of x? The next row begins behind them.",
+            "K: number k of row n lies at weight + n * K + k, and x has rows of K numbers, too.",
+            gives=(
+                lambda x, weight: x @ rows_apart(weight, len(weight)).T,
+                lambda x, weight: rows_apart(x, len(x)) @ weight.T,
+            ),
+        ),
         "turned-weight": Mistake(
             "weight is (N, K): number k of row n lies at weight + n * K + k.",
             gives=lambda x, weight: x @ weight.reshape(weight.shape[::-1]),
@@ -159,6 +190,15 @@ described = Exercise(
             "Row and column of x.load have 32 bits: [tl.program_id(0) * BM, start], as it is.",
             "64 bits are for an address, as the one of the store, where a row is multiplied by N.",
             raises="only support 32 bit",
+        ),
+        "tile-for-row": Mistake(
+            "In which row does tile 1 begin?",
+            "In row BM of x, and row BN of weight: tl.program_id counts tiles.",
+            gives=(
+                lambda x, weight: linear(begins_at_its_number(x), weight),
+                lambda x, weight: linear(x, begins_at_its_number(weight)),
+                lambda x, weight: linear(begins_at_its_number(x), begins_at_its_number(weight)),
+            ),
         ),
         "column-first": Mistake(
             "weight.load([row, column]): which of your two numbers says where in N the tile begins?",
