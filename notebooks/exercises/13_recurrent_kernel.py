@@ -2,7 +2,13 @@
 
 from labkit import kernels, work
 from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
-from labkit.exercises.properties import KERNEL_CASES, POINTWISE, READ_ONCE, wrong_exactly_where
+from labkit.exercises.properties import (
+    KERNEL_CASES,
+    POINTWISE,
+    READ_ONCE,
+    last_steps_missing,
+    wrong_exactly_where,
+)
 
 from collections.abc import Callable
 from typing import Any
@@ -139,6 +145,12 @@ ahead = Exercise(
             "Up to U steps everything is right. What brings the kernel to the steps after those?",
             "A loop of rounds, for first in range(0, T, U). Its step u is step first + u, also in stores.",
             when=wrong_exactly_where(lambda call: call.case[1] > call.case[3]),
+        ),
+        "ends-early": Mistake(
+            "The first steps are right, and the last ones were never stored. How many rounds does your loop "
+            "take, and where do they begin?",
+            "In range(0, T, U) a round begins at every U-th step below T. Masks keep out what is beyond T.",
+            when=last_steps_missing,
         ),
         "comma": Mistake(
             "Without a comma it is the block itself. A tuple of one block is (block,).",

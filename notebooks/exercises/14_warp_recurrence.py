@@ -79,6 +79,7 @@ NORM_MISTAKES = {
         "Where x is small, which of the two counts more, mean(x²) or the 10⁻⁶ that is added to it?",
         gives=states_with(lambda m, H: torch.rsqrt(m)),
     ),
+    "each-step": BEFORE["recurrence"].mistakes["each-step"],
     "wide-row": Mistake(
         "Narrow sequences are right. Does your BLOCK cover all H features of a wide one?",
         "One program needs all of them for their sum: BLOCK = triton.next_power_of_2(H).",
@@ -106,6 +107,7 @@ AHEAD_MISTAKES = {
         "Those of step t + U, which begins U * H numbers further on. Each round begins with empty tuples.",
         when=wrong_exactly_where(lambda call: call.case[1] > steps_ahead(call)),
     ),
+    "ends-early": BEFORE["ahead"].mistakes["ends-early"],
 }
 
 
