@@ -92,6 +92,11 @@ def l2_bytes() -> int:
     return int(torch.cuda.get_device_properties(0).L2_cache_size) if available() else 0
 
 
+def memory() -> int:
+    """Size of the device's memory in bytes; 0 without a GPU."""
+    return int(torch.cuda.get_device_properties(0).total_memory) if available() else 0
+
+
 # ---- the lock ----------------------------------------------------------------------------------------------
 
 

@@ -147,8 +147,8 @@ capture = Exercise(
             when=differs(FIRST_INPUT),
         ),
         "old-result": Mistake(
-            "Which tensor does the graph store to, and when is it copied for the caller?",
-            "To the y that was made inside of the capture; after the launch: copy in, replay, copy out.",
+            "In which order does a replay copy in, launch the graph, and copy out?",
+            "In this one. It copies out the y that was made inside of the capture.",
             when=lambda calls: differs(REPLAY_RETURNS)(calls) or differs(AGAIN)(calls),
         ),
         "first-call": Mistake(

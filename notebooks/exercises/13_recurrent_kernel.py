@@ -116,7 +116,7 @@ ahead = Exercise(
     "ahead",
     reference=lambda a, b, U: pytorch_loop(a, b),
     cases=((1, 1, 1, 1), (1, 9, 5, 1), (2, 5, 20, 2)),
-    large=((1, 11, 5, 2), (2, 3, 33, 4), (2, 3, 140, 2), (1, 600, 1, 16)),
+    large=((1, 11, 5, 2), (2, 3, 33, 4), (2, 3, 140, 2), (1, 600, 1, 16), (1, 12, 3, 4)),
     vast=((2**24, 2, 70, 2),),
     inputs=sequence_inputs,
     properties=(*POINTWISE, READ_ONCE, AHEAD),
@@ -145,6 +145,11 @@ ahead = Exercise(
             "Up to U steps everything is right. What brings the kernel to the steps after those?",
             "A loop of rounds, for first in range(0, T, U). Its step u is step first + u, also in stores.",
             when=wrong_exactly_where(lambda call: call.case[1] > call.case[3]),
+        ),
+        "rounds-of-one": Mistake(
+            "It is right where U is 1. How many steps are there from one round to the next?",
+            "U: for first in range(0, T, U).",
+            when=wrong_exactly_where(lambda call: call.case[3] > 1 and call.case[1] > 1),
         ),
         "ends-early": Mistake(
             "The first steps are right, and the last ones were never stored. How many rounds does your loop "
