@@ -9,6 +9,7 @@ from labkit.exercises.properties import (
     POINTWISE,
     READ_ONCE,
     column_mistakes,
+    elements_at,
 )
 
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from torch import Tensor
 
 # ---- the floor of nn.Linear --------------------------------------------------------------------------------
 
@@ -81,7 +83,8 @@ floor = Exercise(
         ),
         "one-of-two": Mistake(
             "Some of these cases are limited by their bytes, others by their operations. How do you choose?",
-            "The layer is done when both are: the longer of the two times, max, is the floor.",
+            "The layer is done when both are: the longer of the two times, max, is the floor. If you take it, "
+            "is your number of operations far too small?",
             gives=(
                 floor_of(right_terms, min),
                 floor_of(right_terms, lambda memory, _: memory),
@@ -145,6 +148,23 @@ def loaded_apart(call: Call) -> str:
     return ""
 
 
+def last_of_four(x: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+    """x and the row's numbers as they are in the last of the four blocks of a program, in place of each."""
+    at = torch.arange(x.numel())
+    last = at // 512 * 512 + 3 * LANES + at % LANES
+    return elements_at(x, last).view(x.shape), row[last % x.shape[1]].view(x.shape)
+
+
+def one_name_for_all(x: Tensor, row: Tensor) -> Tensor:
+    """What comes out when the four products have one name."""
+    return torch.mul(*last_of_four(x, row))
+
+
+def one_name_for_loads(x: Tensor, row: Tensor) -> Tensor:
+    """What comes out when the four loads have one name."""
+    return last_of_four(x, row)[0] * row
+
+
 ahead = Exercise(
     "x * row, loads ahead",
     "ahead",
@@ -182,5 +202,12 @@ ahead = Exercise(
     ),
     right="All four loads are on their way before the first store.",
     race=RaceSpec(work.row_product, {"PyTorch": torch.mul}, ({"batch": 32768, "width": 1024},)),
-    mistakes=column_mistakes(torch.mul),
+    mistakes={
+        "one-name": Mistake(
+            "All four stores store the values of the last load. Under which names are the other three kept?",
+            "Each needs a name of its own: value, value1, value2, value3.",
+            gives=(one_name_for_all, one_name_for_loads),
+        ),
+        **column_mistakes(torch.mul),
+    },
 )
