@@ -28,7 +28,8 @@ FEWEST = 5
 def _outside(call: Call) -> str:
     if not call.stored_outside:
         return ""
-    return f"something was stored outside of its tensor, up to {call.stored_outside} elements away."
+    away = f"{call.stored_outside} element{'s' * (call.stored_outside != 1)}"
+    return f"something was stored outside of its tensor, up to {away} away."
 
 
 def _loads_outside(call: Call) -> str:

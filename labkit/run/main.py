@@ -30,8 +30,8 @@ PATH = click.Path(path_type=Path)
 AT_ONCE = 2
 """So many lessons are executed at the same time where nothing is timed."""
 AT_ONCE_ON_GPU, ROOM = 4, 2**34
-"""On a GPU so many at most, each with so many bytes of its memory. They measure one after the other, and judge
-and draw meanwhile: on an H200 all lessons take some 330 s, and over 600 s one by one."""
+"""On a GPU so many at most, each with so many bytes of its memory. They measure one after the other, and
+judge and draw meanwhile: on an H200 all lessons take some 330 s, and over 600 s one by one."""
 NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 """A full disk, a folder that is closed to this user."""
 

@@ -83,8 +83,8 @@ floor = Exercise(
         ),
         "one-of-two": Mistake(
             "Some of these cases are limited by their bytes, others by their operations. How do you choose?",
-            "The layer is done when both are: the longer of the two times, max, is the floor. If you take it, "
-            "is your number of operations far too small?",
+            "The layer is done when both are: the longer of the two times, max, is the floor. (If you take "
+            "it: is your number of operations far too small?)",
             gives=(
                 floor_of(right_terms, min),
                 floor_of(right_terms, lambda memory, _: memory),
@@ -122,7 +122,8 @@ def loaded_late(call: Call) -> str:
         any(map(len, made.stores[:before])) and bool(((addresses >= first) & (addresses < last)).any())
         for addresses, before in zip(made.loads, made.stores_before, strict=True)
     )
-    return f"{late} loads from x come behind a store." if late else ""
+    several = "1 load from x comes" if late == 1 else f"{late} loads from x come"
+    return f"{several} behind a store." if late else ""
 
 
 def loaded_wide(call: Call) -> str:
