@@ -118,8 +118,8 @@ backward = Exercise(
             gives=gradients(lambda dh, a: dh),
         ),
         "other-gate": Mistake(
-            "Between h_t and h_(t+1) stands the later step's gate. Multiply g by the gate of its own step "
-            "before you hand it on.",
+            "Between h_t and h_(t+1) stands the later step's gate. So what step t hands on is a_t * g_t: "
+            "multiply at the end of a step, and not where it comes in.",
             gives=(
                 gradients(lambda dh, a: gradient(dh, a, 0)),
                 gradients(lambda dh, a: gradient(dh, torch.ones_like(a), 1)),
