@@ -285,9 +285,11 @@ def _are_blocks(args: tuple[Any, ...]) -> bool:
     return len(args) == 2 and any(isinstance(each, tl.tensor) for each in args)
 
 
-def _numbers(counted: range) -> Iterator[Any]:
+def _numbers(make: Callable[..., range], *bounds: Any, **options: Any) -> Iterator[Any]:
     """What a loop counts, as the blocks of one number that it counts in a compiled kernel."""
+    counted = make(*bounds, **options)
     wide = not counted or max(abs(counted[0]), abs(counted.stop)) >= 2**31
+    wide |= any(isinstance(each, tl.tensor) and each.dtype.primitive_bitwidth == 64 for each in bounds)
     kind, numpy_type = (tl.int64, np.int64) if wide else (tl.int32, np.int32)
     for observer in _observers:
         observer.loop(len(counted))
@@ -318,7 +320,9 @@ class _ElementwiseOperators(ast.NodeTransformer):
             getattr(called, "id", ""),
             getattr(called, "attr", ""),
         ):  # static_range counts in Python
-            node.iter = self._called("_labkit_numbers", node.iter, [node.iter])
+            assert isinstance(node.iter, ast.Call)
+            node.iter.args.insert(0, node.iter.func)
+            node.iter.func = ast.copy_location(ast.Name("_labkit_numbers", ast.Load()), node.iter)
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.expr:

@@ -213,6 +213,20 @@ def test_what_the_compiler_refuses_is_refused(kernel, says):
         launch(kernel, BLOCK=16)
 
 
+@triton.jit
+def wide_loop_kernel(y, BLOCK: tl.constexpr):
+    first = tl.program_id(0)
+    for number in range(first, BLOCK):
+        tl.store(y + number, number.dtype.primitive_bitwidth)
+    for number in tl.range(first.to(tl.int64) + 1, BLOCK, 2):
+        tl.store(y + number, number.dtype.primitive_bitwidth)
+
+
+@INTERPRETED
+def test_a_loop_counts_in_the_wider_type_of_its_bounds():
+    assert launch(wide_loop_kernel, BLOCK=4)[:4].tolist() == [32.0, 64.0, 32.0, 64.0]
+
+
 @triton.autotune([triton.Config({"BLOCK": 16}), triton.Config({"BLOCK": 2})], key=[])
 @triton.jit
 def tuned_kernel(y, BLOCK: tl.constexpr):

@@ -271,6 +271,9 @@ EXCEPTIONS = (
     ("cuda", "Torch not compiled with CUDA|No CUDA GPUs are available|Found no NVIDIA driver",
      "Answers are judged without a GPU. Where does the tensor that you make have to lie, wherever x lies?",
      "torch.empty_like(x) makes one there; so does torch.empty(..., device=x.device, dtype=x.dtype)."),
+    ("unbound", "UnboundLocalError",
+     "A function that sets a name anywhere has that name for itself. Which of its lines sets this one?",
+     "Change what the name stands for, as `place.copy_(new)` does, or give what is new a name of its own."),
     ("unknown-name", "NameError",
      "The cell is judged by itself, so `{name}` isn't there if it is from another cell that is no kernel of "
      "the lesson's. It sees the lesson's imports and kernels, such as {given}.",

@@ -1,10 +1,18 @@
 """Tasks of lesson 12: what is right, what people write instead, and what helps them on."""
 
 from labkit import kernels, work
-from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec, defined_in_cell
+from labkit.exercises.engine import (
+    Call,
+    Exercise,
+    Mistake,
+    Property,
+    RaceSpec,
+    defined_in_cell,
+    difference,
+)
 from labkit.exercises.properties import ATOMICS, KERNEL, KERNEL_CASES, POINTWISE, READ_ONCE, large_reads
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -123,7 +131,7 @@ PARTS = Property(
 
 MISTAKES = {
     "mean-term": Mistake(
-        "Double x in one row: y stays as it is. So what is the sum of dx times x over a row?",
+        "Double x in a row where it is not tiny: y stays as it is. So what is the sum of dx times x there?",
         "Zero, nearly. The term that makes it so is u times the mean of w g u, taken away from w g.",
         gives=(
             gradients(lambda g, w, u, s, x: s * g * w),
@@ -207,6 +215,17 @@ def every_row(terms: Tensor, programs: int) -> Tensor:
     return terms * count[:, None]
 
 
+def only_first_rows(calls: Sequence[Call]) -> bool:
+    """Whether dx is right in the first P rows, and was never written in the others."""
+    late = False
+    for call in calls:
+        programs, got, want = call.case[2], call.got[0], call.want[0]
+        if difference(got[:programs], want[:programs], 0.05) or not bool(got[programs:].isnan().all()):
+            return False
+        late = late or len(got) > programs
+    return late
+
+
 few_backward = Exercise(
     "the backward pass, many rows a program",
     "few_backward",
@@ -243,6 +262,11 @@ few_backward = Exercise(
         "dw-rows": Mistake(
             "dw begins with zeros before the loop, each row adds its part, and it is stored after the loop.",
             gives=gradients(rows=lambda terms, programs: terms[-min(programs, len(terms)) :]),
+        ),
+        "first-rows": Mistake(
+            "dx is there for the first P rows only. Which rows does program p take after row p?",
+            "p + P, p + 2P and so on: range(p, rows, P).",
+            when=only_first_rows,
         ),
         "every-row": Mistake(
             "Which rows does program p take? p, p + P, p + 2P and so on: range(p, rows, P), with its step.",

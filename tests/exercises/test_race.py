@@ -1,5 +1,7 @@
 """Races: a learner's kernel at size in a process of its own, and what is counted without a GPU."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -45,6 +47,18 @@ def test_at_size_an_accident_is_a_verdict(monkeypatch, tmp_path, old, new, statu
     found = problem(AFFINE.replace(old, new), tmp_path)
     assert (found and found.status) == status and (found is None or said in found.observed)
     assert gpu.available() and problem(AFFINE, tmp_path) is None, "this process and the GPU are well"
+
+
+def test_a_run_at_size_ends_after_its_limit(monkeypatch, tmp_path):
+    def run(function, *args, seconds):
+        assert seconds == race.LIMIT_S == 60
+        raise TimeoutError
+
+    monkeypatch.setattr(gpu, "available", lambda: True)
+    monkeypatch.setattr(gpu, "locked", nullcontext)
+    monkeypatch.setattr(race.child_process, "run", run)
+    found = problem(AFFINE, tmp_path)
+    assert found.status == "stopped" and "after 60 s" in found.observed
 
 
 def test_an_exercise_without_a_kernel_has_no_race():
