@@ -131,12 +131,15 @@ def blocks_of(x: Tensor) -> list[Tensor]:
 
 
 def online(
-    factor: Callable[[Tensor, Tensor], Any] = lambda top, new: torch.exp(top - new), keeps: bool = False
+    factor: Callable[[Tensor, Tensor], Any] = lambda top, new: torch.exp(top - new),
+    keeps: bool = False,
+    joined: Callable[[Tensor, Tensor], Tensor] = torch.maximum,
 ) -> Callable[[Tensor], Tensor]:
     """The softmax in blocks, in float32, as a mistake makes it.
 
     ``factor`` corrects the sum so far, of the maximum so far and the new one. Where the maximum so far
-    ``keeps`` its value, it is always the one that it begins with.
+    ``keeps`` its value, it is always the one that it begins with. ``joined`` makes the new one of the maximum
+    so far and that of a block.
     """
 
     def gives(x: Tensor) -> Tensor:
@@ -144,7 +147,7 @@ def online(
         top = torch.full_like(x[:, :1], torch.finfo(torch.float32).min)
         total = torch.zeros_like(top)
         for block in blocks_of(x):
-            new = torch.maximum(top, block.amax(1, keepdim=True))
+            new = joined(top, block.amax(1, keepdim=True))
             total = total * factor(top, new) + torch.exp(block - new).sum(1, keepdim=True)
             top = top if keeps else new
         return (torch.exp(x - top) / total).double()
@@ -156,6 +159,16 @@ def from_minus_infinity(x: Tensor) -> Tensor:
     """The softmax when the maximum begins with minus infinity: NaN where the first block has nothing else."""
     lost = (blocks_of(x)[0] == -torch.inf).all(1, keepdim=True)
     return torch.where(lost, torch.nan, right_softmax(x))
+
+
+def masked_lowest(x: Tensor) -> Tensor:
+    """The softmax when masked places hold the lowest number of float32, and take part."""
+    x = x.float()
+    places = -x.shape[1] % min(BLOCK, next_power_of_2(x.shape[1]))
+    top = x.amax(1, keepdim=True)
+    lowest = torch.finfo(torch.float32).min
+    total = torch.exp(x - top).sum(1, keepdim=True) + places * torch.exp(lowest - top)
+    return (torch.exp(x - top) / total).double()
 
 
 def masked_zeros(x: Tensor) -> Tensor:
@@ -205,6 +218,16 @@ softmax = Exercise(
         "kept-maximum": Mistake(
             "Behind the sum the new maximum becomes the old one.",
             gives=online(keeps=True),
+        ),
+        "of-this-block": Mistake(
+            "The new maximum is that of all blocks so far. What becomes of the old one on your line?",
+            "tl.maximum(old, tl.max(block, axis=0)) keeps the larger of the two.",
+            gives=online(joined=lambda top, new: new),
+        ),
+        "masked-lowest": Mistake(
+            "A row may hold nothing but the lowest number of float32. Do masked places with it count there?",
+            'They do. Minus infinity is lower still, and adds nothing to any sum: other=float("-inf").',
+            gives=masked_lowest,
         ),
         "flipped": Mistake(
             "The old sum becomes smaller: the factor is exp(old maximum - new maximum), which is 1 at most.",
