@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+from dataclasses import replace
 
 import processes
 import pytest
@@ -139,6 +140,16 @@ def test_rows_land_on_the_tape_with_what_they_use_and_only_changed_code_is_measu
     assert [row.value for row in recorded() if row.title == "twice"] == [126]
     edit(toy, "return 42", "return 43")
     assert {line.rpartition(": ")[2] for line in record.stale()} == {"the answer", "twice"}
+
+
+def test_what_another_version_has_measured_is_measured_again(taped, on_gpu):
+    other = {("the answer", None): "torch", ("fused", 8): "triton", ("eager", 16): "driver"}
+    rows = [(row, other.get((row.way or row.title, row.axes.get("width")))) for row in recorded()]
+    old = [replace(row, **{column: "1.0"}) if column else row for row, column in rows]
+    tape.write(paths.RECORDED / "simulated" / "toy.jsonl", old)
+    assert stage.labkit("record").exit_code == 0
+    assert set(stage.noted()) == {"answer", "fused8", "eager8", "fused16", "eager16"}
+    assert not any("1.0" in (row.torch, row.triton, row.driver) for row in recorded())
 
 
 def test_interrupted_a_second_time_and_continued_each_row_is_measured_once(taped, on_gpu):
