@@ -63,6 +63,16 @@ def in_blocks(
     return gives
 
 
+def carried_once(a: Tensor, b: Tensor) -> Tensor:
+    """h where only the first block hands on a state: its last step has the number STEPS - 1, and no other."""
+    state, done = torch.zeros_like(a[:, :1]), []
+    for gates, inputs in zip(a.split(STEPS, 1), b.split(STEPS, 1), strict=True):
+        gate, new = scanned()(gates, inputs)
+        done.append(gate * state + new)
+        state = done[0][:, STEPS - 1 :] if len(done) == 1 else torch.zeros_like(state)
+    return torch.cat(done, 1)
+
+
 def long_inputs(batch: int, steps: int, width: int) -> dict[str, Tensor]:
     """a, so close to 1 that a state is felt hundreds of steps later, and b, both (batch, steps, width)."""
     a = 1 - 0.01 * torch.rand(batch, steps, width)
@@ -142,6 +152,16 @@ scan = Exercise(
                 in_blocks(states_of=lambda gates, new, state, a: state + new),
                 in_blocks(states_of=lambda gates, new, state, a: a * state + new),
             ),
+        ),
+        "carried-once": Mistake(
+            "The first two blocks are right. Which number picks the last row of a block, in each of them?",
+            "The row's place in its block, step == STEPS - 1. The number of the step goes on growing.",
+            gives=carried_once,
+        ),
+        "row-by-index": Mistake(
+            "Rows of a block cannot be taken out by an index. Which sum over all rows is the last row?",
+            "tl.sum(tl.where(step == STEPS - 1, states, 0.0), axis=0, keep_dims=True).",
+            raises=r"'int' object is not iterable|is not subscriptable|unsupported tensor index",
         ),
         "carry-of-block": Mistake(
             "Carry on the last of the states, with all that was before the block in it, not the last of the "
