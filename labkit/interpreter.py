@@ -104,6 +104,8 @@ def _scan_by_a_tree(_: Any, scan: Any, inputs: list[Any]) -> list[Any]:
     """
     blocks, by = list(inputs), 1
     steps = inputs[0].handle.data.shape[scan.axis]
+    for observer in _observers:
+        observer.scan(steps)
     place = np.arange(steps).reshape([-1 if axis == scan.axis else 1 for axis in range(len(inputs[0].shape))])
     while by < steps:
         earlier = [scan.to_tensor(np.roll(b.handle.data, by, scan.axis), b.dtype) for b in blocks]
@@ -368,6 +370,9 @@ class Observer:
 
     def dot(self, inputs: Any, total: Any, tf32: bool) -> None:
         """A product: types of the inputs and of the sum, and whether its precision is TF32."""
+
+    def scan(self, steps: int) -> None:
+        """An associative scan over so many steps; told where ``patch`` was called."""
 
     def loop(self, turns: int) -> None:
         """A loop over ``range``, of so many turns; told where ``patch`` was called."""

@@ -275,6 +275,8 @@ class _MadeAnywhere(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made, device = func(*args, **(kwargs or {})), (kwargs or {}).get("device")
+        if func is Tensor.to and any(isinstance(each, torch.device) for each in (*args[1:], device)):
+            self.made = [each for each in self.made if each.data_ptr() != made.data_ptr()]  # moved to x's
         by_name = [each for each in (*args[1:], device) if isinstance(each, str)]  # x.device is no text
         nowhere = func in self.factories and not device
         if nowhere or func is Tensor.cpu or (func in (*self.factories, Tensor.to) and "cpu" in by_name):
@@ -290,11 +292,12 @@ def _called_again(exercise: Exercise, answer: Any) -> Finding | None:
     if exercise.dtypes == (None,):  # it has no kernel
         return None
     watched = _MadeAnywhere()
-    call = _call(exercise, answer, exercise.cases[-1], exercise.dtypes[0], "contiguous", watched, seed=1)
-    allowed = engine.tolerance(exercise, call)
-    if call.error is None and (wrong := engine.difference(call.got, call.want, allowed)):
-        observed = f"Called again, with other numbers in tensors of the same shapes: {wrong}."
-        return Finding("wrong", observed, "stale", hints=common_hints.STALE)
+    for layout in (exercise.layouts[-1], "contiguous"):
+        call = _call(exercise, answer, exercise.cases[-1], exercise.dtypes[0], layout, watched, seed=1)
+        allowed = engine.tolerance(exercise, call)
+        if call.error is None and (wrong := engine.difference(call.got, call.want, allowed)):
+            observed = f"Called again, with other numbers in tensors of the same shapes: {wrong}."
+            return Finding("wrong", observed, "stale", hints=common_hints.STALE)
     used = tree_leaves([call.got, [given for _, given in call.launches.kernels]])
     memory = {each.untyped_storage().data_ptr() for each in used if isinstance(each, Tensor) and each.dim()}
     if not any(each.untyped_storage().data_ptr() in memory for each in watched.made if each.dim()):

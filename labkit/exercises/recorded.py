@@ -32,6 +32,8 @@ class Recorded(interpreter.Observer):
         """Whether a load had masked lanes, and no number to fill them with."""
         self.atomics = False
         """Whether a kernel added to memory atomically."""
+        self.scans = False
+        """Whether a kernel made an associative scan."""
         self.most_turns = 0
         """Of the longest loop of a kernel."""
         self.tf32 = self.float32_products = self.half_sums = False
@@ -66,6 +68,10 @@ class Recorded(interpreter.Observer):
     def atomic(self, addresses: np.ndarray, size: int) -> None:
         """Keep that there was one."""
         self.atomics = True
+
+    def scan(self, steps: int) -> None:
+        """Keep that there was one."""
+        self.scans = True
 
     def loop(self, turns: int) -> None:
         """Keep how many turns the longest loop takes."""

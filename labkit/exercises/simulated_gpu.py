@@ -275,6 +275,8 @@ def _cuda_of(gpu: SimulatedGpu) -> ModuleType:
         current_stream=lambda device=None: gpu.current,
         default_stream=lambda device=None: gpu.default,
         synchronize=lambda device=None: gpu.synchronize(),
+        graph_pool_handle=lambda: (0, 0),
+        empty_cache=lambda: None,
     )
     return cuda
 

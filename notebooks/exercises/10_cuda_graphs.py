@@ -42,7 +42,7 @@ def run_capture(graphed: Any, shape: tuple[int, ...], width: int, dtype: torch.d
     with gpu.unobserved(), gpu:
         with gpu.unobserved():
             weight = torch.randn(shape[-1], width).to(dtype)
-            x, first, *drawn = (torch.randn(shape).to(dtype) for _ in range(2 * replays + 5))
+            x, first, *drawn = (torch.randn(shape).to(dtype) for _ in range(2 * replays + 6))
             news, others = drawn[:replays], drawn[replays:]
             own = [each.clone() for each in (first, *news)]
         call = CompiledFunction(gpu, lambda x: 2 * torch.tanh(x @ weight))
@@ -53,10 +53,11 @@ def run_capture(graphed: Any, shape: tuple[int, ...], width: int, dtype: torch.d
         finally:
             torch.use_deterministic_algorithms(False)
         assert callable(replay), f"graphed returned a {type(replay).__name__}, not a function"
-        # In the end the caller comes with x itself, and twice with a tensor that now holds other numbers.
-        turns = [*news, x, news[0], news[0]]
+        # In the end the caller comes with x itself, twice with a tensor that now holds other numbers, and
+        # once more with that.
+        turns = [*news, x, news[0], news[0], news[0]]
         for new, before, other in zip(turns, [first, *turns[:-1]], others, strict=True):
-            if len(results) > replays:
+            if replays < len(results) < len(turns) - 1:
                 own[1] = others[-1] * (-1) ** len(results)
                 new.copy_(own[1])
             replayed, calls, copies, memory = gpu.replays, call.calls, gpu.host_copies, gpu.memory()
@@ -66,7 +67,9 @@ def run_capture(graphed: Any, shape: tuple[int, ...], width: int, dtype: torch.d
             results.append(y)
             seen[SEPARATE_RESULTS] &= y.untyped_storage().data_ptr() not in memory
             y.clone()  # the caller reads it, on the current stream
-            seen |= {PYTHON_CALLS: call.calls - calls, GRAPH_REPLAYS: gpu.replays - replayed}
+            seen[PYTHON_CALLS] += call.calls - calls
+            if gpu.replays - replayed != 1:
+                seen[GRAPH_REPLAYS] = gpu.replays - replayed
             with gpu.unobserved():
                 seen[INPUTS_UNCHANGED] &= all(map(torch.equal, (x, *news), own))
                 named = ("new", new), ("the one before", before), ("x", first), ("x", x)

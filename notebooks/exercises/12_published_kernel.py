@@ -109,8 +109,8 @@ def stored_in_loop(call: Call) -> str:
 
 
 def parts_in_16_bits(call: Call) -> str:
-    """Whether a kernel is given a tensor in 16 bits that is neither an input nor dx."""
-    known = {each.data_ptr() for each in (*call.passed.values(), call.got[0]) if isinstance(each, Tensor)}
+    """Whether a kernel is given a tensor in 16 bits that is neither an input nor a result."""
+    known = {each.data_ptr() for each in (*call.passed.values(), *call.got) if isinstance(each, Tensor)}
     for _, given in call.launches.kernels:
         for name, each in given.items():
             own = isinstance(each, Tensor) and each.is_floating_point() and each.data_ptr() not in known

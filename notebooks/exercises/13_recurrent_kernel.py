@@ -7,6 +7,8 @@ from labkit.exercises.properties import (
     POINTWISE,
     READ_ONCE,
     last_steps_missing,
+    never_stored,
+    stored_again,
     wrong_exactly_where,
 )
 
@@ -60,7 +62,9 @@ recurrence = Exercise(
             "With a single step everything is right. At which places does step 1 load and store?",
             "The store belongs into the loop, and t into each address. Of a tensor (B, T, H), a sequence has "
             "T * H numbers and a step H.",
-            when=wrong_exactly_where(lambda call: call.case[1] > 1),
+            when=lambda calls: (
+                never_stored(calls) and wrong_exactly_where(lambda call: call.case[1] > 1)(calls)
+            ),
         ),
     },
 )
@@ -116,7 +120,15 @@ ahead = Exercise(
     "ahead",
     reference=lambda a, b, U: pytorch_loop(a, b),
     cases=((1, 1, 1, 1), (1, 9, 5, 1), (2, 5, 20, 2)),
-    large=((1, 11, 5, 2), (2, 3, 33, 4), (2, 3, 140, 2), (1, 600, 1, 16), (1, 12, 3, 4)),
+    large=(
+        (1, 11, 5, 2),
+        (2, 3, 33, 4),
+        (2, 3, 140, 2),
+        (1, 600, 1, 16),
+        (1, 12, 3, 4),
+        (1, 40, 2, 32),
+        (1, 7, 2, 3),
+    ),
     vast=((2**24, 2, 70, 2),),
     inputs=sequence_inputs,
     properties=(*POINTWISE, READ_ONCE, AHEAD),
@@ -139,17 +151,25 @@ ahead = Exercise(
         "last-round": Mistake(
             "It is right where T is a multiple of U. How many rounds does T = 9 take, if U = 2?",
             "Five: range(0, T, U) begins one for the steps that are left, too.",
-            when=wrong_exactly_where(lambda call: call.case[1] % call.case[3] > 0),
+            when=lambda calls: (
+                never_stored(calls)
+                and wrong_exactly_where(lambda call: call.case[1] % call.case[3] > 0)(calls)
+            ),
         ),
         "one-round": Mistake(
             "Up to U steps everything is right. What brings the kernel to the steps after those?",
             "A loop of rounds, for first in range(0, T, U). Its step u is step first + u, also in stores.",
-            when=wrong_exactly_where(lambda call: call.case[1] > call.case[3]),
+            when=lambda calls: (
+                never_stored(calls) and wrong_exactly_where(lambda call: call.case[1] > call.case[3])(calls)
+            ),
         ),
         "rounds-of-one": Mistake(
             "It is right where U is 1. How many steps are there from one round to the next?",
             "U: for first in range(0, T, U).",
-            when=wrong_exactly_where(lambda call: call.case[3] > 1 and call.case[1] > 1),
+            when=lambda calls: (
+                stored_again(calls)
+                and wrong_exactly_where(lambda call: call.case[3] > 1 and call.case[1] > 1)(calls)
+            ),
         ),
         "ends-early": Mistake(
             "The first steps are right, and the last ones were never stored. How many rounds does your loop "
