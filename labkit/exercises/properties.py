@@ -357,6 +357,10 @@ def place_for_column(reference: Callable[..., Any]) -> Mistake:
     def column(size: int) -> Callable[[Tensor, int], Tensor]:
         return lambda at, width: at % size % width
 
+    def place(size: int) -> Callable[[Tensor, int], Tensor]:
+        return lambda at, width: at % size
+
     blocks = (128, 256, 512, 1024, 2048)
-    gives = tuple(vectors_at(reference, column(size)) for size in blocks)
+    columns = [make(size) for make in (column, place) for size in blocks]
+    gives = tuple(vectors_at(reference, each) for each in columns)
     return Mistake(*common_hints.PLACE_FOR_COLUMN, gives=gives)

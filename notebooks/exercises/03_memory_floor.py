@@ -166,14 +166,22 @@ def one_name_for_loads(x: Tensor, row: Tensor) -> Tensor:
     return last_of_four(x, row)[0] * row
 
 
+def row_inputs(rows: int, width: int, infinite: bool = False) -> dict[str, Any]:
+    """x (rows, width) and row (width,); perhaps some of x are NaN or infinite."""
+    x = torch.randn(rows, width)
+    if infinite:
+        x[0, 1], x[-1, 2] = torch.nan, torch.inf
+    return {"x": x, "row": torch.randn(width)}
+
+
 ahead = Exercise(
     "x * row, loads ahead",
     "ahead",
     reference=torch.mul,
     cases=((1, 1), (3, 5), (37, 33), (1, 512)),
-    large=((5, 640), (21, 5000)),
+    large=((5, 640), (21, 5000), (2, 300, True)),
     vast=((500_000, 40),),
-    inputs=lambda rows, width: {"x": torch.randn(rows, width), "row": torch.randn(width)},
+    inputs=row_inputs,
     **KERNEL_CASES,
     properties=(
         KERNEL,

@@ -27,8 +27,8 @@ chain = work.gelu_mul.reference
 gelu = partial(functional.gelu, approximate="tanh")
 CASES: dict[str, Any] = {
     "cases": ((1, 1), (3, 5), (40, 70), (0, 8)),
-    "large": ((100, 33), (2, 300), (9000, 3), (40, 70, True), (4, 6, False, 12.0)),
-    "vast": ((500_000, 40),),
+    "large": ((100, 33), (2, 1100), (9000, 3), (40, 70, True), (4, 6, False, 12.0)),
+    "vast": ((500_000, 40), (64, 70_000)),
     **KERNEL_CASES,
 }
 """How both kernels are tried: below one tile, in the middle of the second one, empty, with many rows."""

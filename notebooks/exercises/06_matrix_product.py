@@ -4,7 +4,6 @@ from labkit import work
 from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
 from labkit.exercises.properties import KERNEL_CASES, PRODUCT, elements_at
 
-import inspect
 import math
 from collections.abc import Callable
 from functools import partial, reduce
@@ -108,7 +107,22 @@ STEPS = {
 
 def called(answer: Callable[..., Tensor], x: Tensor, weight: Tensor) -> Tensor:
     """Call the answer, with tiles of another size in one case, as the cells after it do."""
-    return answer(x, weight, 128, 128, 32) if len(x) == 260 else answer(x, weight)
+    return answer(x, weight, *HANDED) if len(x) == 260 else answer(x, weight)
+
+
+HANDED = 128, 128, 32, 2
+"""BM, BN, BK and num_stages in that case."""
+
+
+def not_handed_on(call: Call) -> str:
+    """Whether the launch of that case is not told what the answer was."""
+    if len(call.passed["x"]) != 260:
+        return ""
+    for _, given in call.launches.kernels:
+        numbers = [value for value in given.values() if isinstance(value, int)]
+        if given.get("num_stages") != HANDED[3] or numbers.count(128) < 2 or 32 not in numbers:
+            return f"it was called with BM, BN, BK and num_stages of {HANDED}, and the kernel with others."
+    return ""
 
 
 product = Exercise(
@@ -121,7 +135,15 @@ product = Exercise(
     inputs=matrices,
     call=called,
     right="Each number that a program loads is used 64 times, and nothing beyond a tensor is loaded.",
-    properties=PRODUCT,
+    properties=(
+        *PRODUCT,
+        Property(
+            "not-handed-on",
+            not_handed_on,
+            "Your function is told how large the tiles are, and how many stages there are. Who has to know?",
+            "The grid, and the launch: later cells call it with other ones.",
+        ),
+    ),
     **KERNEL_CASES,
     mistakes={
         **STEPS,
@@ -153,11 +175,9 @@ product = Exercise(
 def no_descriptors(call: Call) -> str:
     """Whether tiles are loaded from addresses."""
     given = [value for _, arguments in call.launches.kernels for value in arguments.values()]
-    made = any(
-        "make_tensor_descriptor" in inspect.getsource(kernel.fn) for kernel, _ in call.launches.kernels
-    )
-    there = made or any(isinstance(value, TensorDescriptor) for value in given)
-    return "" if there else "the result is right, and no descriptor has a part in it."
+    count = sum(isinstance(value, TensorDescriptor) for value in given)
+    found = ("no descriptor", "only one descriptor")[count] if count < 2 else ""
+    return f"the result is right, and {found} has a part in it." if found else ""
 
 
 described = Exercise(
@@ -213,7 +233,12 @@ described = Exercise(
         "step-for-column": Mistake(
             "The second number is a column of the matrix. In which column does step 1 begin, if BK is 32?",
             "In column 32: range(0, K, BK) counts columns. A number that counts steps has to be times BK.",
-            raises="16-byte aligned",
+            raises=r"16-byte aligned.*\n.*\.load\(",
+        ),
+        "own-launch": Mistake(
+            "A descriptor's rows begin at multiples of 16 bytes. What becomes of a matrix whose rows do not?",
+            "launch_described copies such a matrix first, and makes both descriptors.",
+            raises=r"16-byte aligned.*\n.*(from_tensor|TensorDescriptor)\(",
         ),
         "pointer": Mistake(
             "x.load([row, column]) gives the whole tile that begins there: no addresses, and no mask.",

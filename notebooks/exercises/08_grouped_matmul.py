@@ -51,7 +51,7 @@ grouped = Exercise(
     reference=reference,
     cases=((1, 1, 1), (7, 2, 31), (70, 3, 20)),
     large=((1, 2, 5, True), (5, 3, 1), (64, 3, 16), (37, 3, 16, True), (4500, 1, 5), (2, 17, 4), (2, 2, 160)),
-    vast=((4096, 100, 100), (70_000, 2000, 20), (64, 60_000, 200)),
+    vast=((4096, 100, 100), (70_000, 2000, 20), (64, 70_000, 200)),
     inputs=group_inputs,
     properties=PRODUCT,
     **KERNEL_CASES,
