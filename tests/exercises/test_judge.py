@@ -17,7 +17,7 @@ import triton.language as tl
 from jupyter_client.manager import start_new_kernel
 from processes import gone, wait_for
 
-from labkit import child_process, notebooks, paths
+from labkit import backend, child_process, notebooks, paths
 from labkit.exercises import judge
 from labkit.exercises.engine import Exercise, RaceSpec
 from labkit.exercises.properties import READS_STORED
@@ -213,8 +213,6 @@ while True:
     asked = f"""
 from pathlib import Path
 from labkit.exercises import judge
-from labkit.exercises.engine import Exercise, RaceSpec
-from labkit.exercises.properties import READS_STORED
 print(judge.judge_in_child({HARMED!r}, "mask", Path({str(file)!r}), seconds=60.0))
 """
     manager, client = start_new_kernel(env=os.environ | {"PYTHONPATH": paths.python_path()})
@@ -255,6 +253,7 @@ def summed_kernel(x, y, count):
     tl.store(y + tl.program_id(0), total)
 
 
+@pytest.mark.skipif(not backend.interpreting(), reason="programs are watched where they are interpreted")
 @pytest.mark.parametrize(("kernel", "mistake"), [(chained_kernel, "reads-stored"), (summed_kernel, "")])
 def test_a_kernel_that_reads_what_other_programs_have_stored_is_refused(kernel, mistake, tmp_path):
     def answer(x):

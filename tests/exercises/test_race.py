@@ -31,7 +31,7 @@ INSIDE = "    inside = at < count"
         (STORE, STORE, None, ""),
         (STORE, "tl.store(y + at + 10**11, ", "crashed", "failed"),
         (STORE, "tl.store(y + at + 3 * 10**7, ", "wrong", "outside of its tensors"),
-        ("x.numel(), x.shape[-1]", "min(x.numel(), 2**20), x.shape[-1]", "wrong", "elements are wrong"),
+        ("x.numel(), x.shape[-1]", "min(x.numel(), 2**14), x.shape[-1]", "wrong", "elements are wrong"),
         (
             INSIDE,
             INSIDE + "\n    while count > 0:\n        tl.store(y, 0.0)",
