@@ -209,7 +209,7 @@ described = Exercise(
         "wide-row": Mistake(
             "Row and column of x.load have 32 bits: [tl.program_id(0) * BM, start], as it is.",
             "64 bits are for an address, as the one of the store, where a row is multiplied by N.",
-            raises="only support 32 bit",
+            raises="only support 32 bit|Expected a 32-bit integer",
         ),
         "tile-for-row": Mistake(
             "In which row does tile 1 begin?",

@@ -179,7 +179,7 @@ ahead = Exercise(
         ),
         "comma": Mistake(
             "Without a comma it is the block itself. A tuple of one block is (block,).",
-            raises="'tuple' object has no attribute 'type'|can only concatenate tuple",
+            raises="'tuple' object has no attribute 'd?type'|can only concatenate tuple",
         ),
         "two-dtypes": Mistake(
             "A tuple begins each round with blocks of the same dtypes. Which of your loads are converted?",
