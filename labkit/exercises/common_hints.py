@@ -210,7 +210,7 @@ EXCEPTIONS = (
     ("break", r"node type: Break",
      "Triton has no break. What bounds your loop, and what may its last turns do?",
      "Put the end into range(), or mask what the turns behind it load and store."),
-    ("list", r"'tuple' object has no attribute '?append",
+    ("list", r"'tuple' object has no attribute '?append|'append' is not in list",
      "A kernel has no lists. How many values do you need at a time, and what can hold them?",
      "Each in a name of its own; or load it again where it is needed again."),
     ("print", r"is not string",
