@@ -423,7 +423,8 @@ def watching(observer: Observer) -> Iterator[None]:
         for tell in (set_grid_dim, *accesses, create_dot):
             told = told_first(tell, getattr(InterpreterBuilder, tell.__name__))
             stack.enter_context(mock.patch.object(InterpreterBuilder, tell.__name__, told))
-        stack.enter_context(mock.patch.object(sys.modules[__name__], "_observers", [*_observers, observer]))
+        _observers.append(observer)
+        stack.callback(_observers.remove, observer)
         yield
 
 

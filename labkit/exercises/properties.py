@@ -241,6 +241,25 @@ PRODUCT = (*POINTWISE, HALF_PRODUCTS)
 """Of a kernel with tl.dot."""
 
 
+def late_load(call: Call, ahead: int) -> str:
+    """Which step of a or b (1, T, H) was loaded after the step so many before it was stored, or ""."""
+    width = call.got.shape[-1]
+
+    def steps_in(addresses: np.ndarray, tensor: Tensor) -> np.ndarray:
+        places = (addresses.astype(np.int64) - tensor.data_ptr()) // tensor.element_size()
+        return places[(places >= 0) & (places < tensor.numel())] // width
+
+    made, latest = call.launches, [-1]  # step that was stored so far, by the number of stores
+    for store in made.stores:
+        latest.append(max(latest[-1], *steps_in(store, call.got), -1))
+    for addresses, before in zip(made.loads, made.stores_before, strict=True):
+        for name in ("a", "b"):
+            found, done = steps_in(addresses, call.passed[name]), latest[before]
+            if done >= 0 and len(found) and found.min() < done + 1 + ahead:
+                return f"step {found.min()} of {name} was loaded when step {done} had been stored already."
+    return ""
+
+
 def elements_at(tensor: Tensor, places: Tensor, beyond: float = math.nan) -> Tensor:
     """What loads bring from these places in memory of a contiguous tensor; ``beyond`` where they are not."""
     flat = tensor.flatten()
@@ -290,6 +309,12 @@ def never_stored(calls: Sequence[Call]) -> bool:
         for call in calls
         if call.got.is_contiguous()
     )
+
+
+def lost_exactly_where(special: Callable[[Call], bool]) -> Callable[[Sequence[Call]], bool]:
+    """Whether an answer is wrong in all of the special calls and in no other, and stored too little."""
+    wrong = wrong_exactly_where(special)
+    return lambda calls: never_stored(calls) and wrong(calls)
 
 
 def stored_again(calls: Sequence[Call]) -> bool:

@@ -7,7 +7,8 @@ from labkit.exercises.properties import (
     POINTWISE,
     READ_ONCE,
     last_steps_missing,
-    never_stored,
+    late_load,
+    lost_exactly_where,
     stored_again,
     wrong_exactly_where,
 )
@@ -15,7 +16,6 @@ from labkit.exercises.properties import (
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -62,9 +62,7 @@ recurrence = Exercise(
             "With a single step everything is right. At which places does step 1 load and store?",
             "The store belongs into the loop, and t into each address. Of a tensor (B, T, H), a sequence has "
             "T * H numbers and a step H.",
-            when=lambda calls: (
-                never_stored(calls) and wrong_exactly_where(lambda call: call.case[1] > 1)(calls)
-            ),
+            when=lost_exactly_where(lambda call: call.case[1] > 1),
         ),
     },
 )
@@ -74,24 +72,8 @@ recurrence = Exercise(
 
 def loaded_late(call: Call) -> str:
     """Of a sequence that is one program's: the first step that is loaded too late, in words, or ""."""
-    a, U, made = call.passed["a"], call.passed["U"], call.launches
-    B, _, H = a.shape
-    if B > 1 or H > 8:  # the stores of several programs
-        return ""
-
-    def steps_in(addresses: np.ndarray, tensor: Tensor) -> np.ndarray:
-        places = (addresses.astype(np.int64) - tensor.data_ptr()) // tensor.element_size()
-        return places[(places >= 0) & (places < tensor.numel())] // H
-
-    latest = [-1]  # step that was stored so far, by the number of stores
-    for store in made.stores:
-        latest.append(max(latest[-1], *steps_in(store, call.got), -1))
-    for addresses, before in zip(made.loads, made.stores_before, strict=True):
-        for name in ("a", "b"):
-            found, done = steps_in(addresses, call.passed[name]), latest[before]
-            if done >= 0 and len(found) and found.min() < done + 1 + U:
-                return f"step {found.min()} of {name} was loaded when step {done} had been stored already."
-    return ""
+    B, _, H = call.passed["a"].shape
+    return "" if B > 1 or H > 8 else late_load(call, call.passed["U"])  # else: stores of several programs
 
 
 AHEAD = Property(
@@ -151,17 +133,12 @@ ahead = Exercise(
         "last-round": Mistake(
             "It is right where T is a multiple of U. How many rounds does T = 9 take, if U = 2?",
             "Five: range(0, T, U) begins one for the steps that are left, too.",
-            when=lambda calls: (
-                never_stored(calls)
-                and wrong_exactly_where(lambda call: call.case[1] % call.case[3] > 0)(calls)
-            ),
+            when=lost_exactly_where(lambda call: call.case[1] % call.case[3] > 0),
         ),
         "one-round": Mistake(
             "Up to U steps everything is right. What brings the kernel to the steps after those?",
             "A loop of rounds, for first in range(0, T, U). Its step u is step first + u, also in stores.",
-            when=lambda calls: (
-                never_stored(calls) and wrong_exactly_where(lambda call: call.case[1] > call.case[3])(calls)
-            ),
+            when=lost_exactly_where(lambda call: call.case[1] > call.case[3]),
         ),
         "rounds-of-one": Mistake(
             "It is right where U is 1. How many steps are there from one round to the next?",
