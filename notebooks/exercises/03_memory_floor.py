@@ -99,6 +99,24 @@ floor = Exercise(
                 floor_of(lambda B, N, e: ((2 * B * N + N * N) * e, 2 * B * N * N * e)),
             ),
         ),
+        "numbers-for-bytes": Mistake(
+            "Which numbers move, and how many bytes has each of them? Does your sum count all in bytes?",
+            "(2 * B * N + N * N) * itemsize: those of the matrix have itemsize bytes, too.",
+            gives=(
+                floor_of(lambda B, N, e: (2 * B * N * e + N * N, 2 * B * N * N)),
+                floor_of(lambda B, N, e: (2 * B * N + N * N, 2 * B * N * N)),
+                floor_of(lambda B, N, e: (2 * B * N + N * N * e, 2 * B * N * N)),
+            ),
+        ),
+        "each-again": Mistake(
+            "At its floor a layer loads each number once. How many numbers have x, the matrix and y?",
+            "x and y have B * N numbers each, the matrix N * N: the bytes are those of their sum.",
+            gives=(
+                floor_of(lambda B, N, e: (2 * B * N * N * e, 2 * B * N * N)),
+                floor_of(lambda B, N, e: (B * N * N * e, 2 * B * N * N)),
+                floor_of(lambda B, N, e: (2 * B * N * N * N * e, 2 * B * N * N)),
+            ),
+        ),
         "one-operation": Mistake(
             "A result is a sum of products. How many operations does each term of the sum cost?",
             gives=floor_of(lambda B, N, e: ((2 * B * N + N * N) * e, B * N * N)),
