@@ -212,7 +212,7 @@ EXCEPTIONS = (
      "Put the end into range(), or mask what the turns behind it load and store."),
     ("list", r"'tuple' object has no attribute '?append|'append' is not in list",
      "A kernel has no lists. How many values do you need at a time, and what can hold them?",
-     "Each in a name of its own. Or a tuple: in a loop of tl.static_range, blocks += (block,) appends to it."),
+     "Each in a name of its own; or a tuple: in a loop of tl.static_range, blocks += (block,) appends."),
     ("print", r"is not string",
      "print shows a block where kernels are interpreted. What does a GPU do with this line?",
      "It cannot print so. Take the line out when you have seen what you wanted to see."),
