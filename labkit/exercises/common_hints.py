@@ -254,7 +254,8 @@ EXCEPTIONS = (
      "As arguments; or write the number itself; or make the global one a tl.constexpr."),
     ("not-constant", "is not a constexpr",
      "Which of the kernel's arguments has to be known when it is compiled?",
-     "The one on which a shape or tl.static_range depends: write `: tl.constexpr` behind its name."),
+     "The one on which a shape depends: write `: tl.constexpr` behind its name. A loop whose length is a "
+     "size of the tensors, as the number of steps, is a range(), and no tl.static_range()."),
     ("first-in-branch", r"NameError\('\w+ is not defined'\)",
      "The name is first set inside of an `if` or a loop. Which value has it where that is not run?",
      "Begin with one before the loop, as with tl.zeros."),

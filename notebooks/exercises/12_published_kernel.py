@@ -15,6 +15,7 @@ from labkit.exercises.properties import ATOMICS, KERNEL, KERNEL_CASES, POINTWISE
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from triton import next_power_of_2
@@ -108,15 +109,34 @@ def stored_in_loop(call: Call) -> str:
     return f"{stored} numbers are stored, where {needed} are enough." if stored > needed else ""
 
 
+def scratch(call: Call) -> dict[str, Tensor]:
+    """The tensors that kernels are given, and that are neither inputs nor results."""
+    known = {each.data_ptr() for each in (*call.passed.values(), *call.got) if isinstance(each, Tensor)}
+    given = {name: each for _, arguments in call.launches.kernels for name, each in arguments.items()}
+    return {
+        name: each
+        for name, each in given.items()
+        if isinstance(each, Tensor) and each.is_floating_point() and each.data_ptr() not in known
+    }
+
+
 def parts_in_16_bits(call: Call) -> str:
     """Whether a kernel is given a tensor in 16 bits that is neither an input nor a result."""
-    known = {each.data_ptr() for each in (*call.passed.values(), *call.got) if isinstance(each, Tensor)}
-    for _, given in call.launches.kernels:
-        for name, each in given.items():
-            own = isinstance(each, Tensor) and each.is_floating_point() and each.data_ptr() not in known
-            if own and each.dtype is not torch.float32:
-                return f"{name} is a tensor in {str(each.dtype).removeprefix('torch.')}."
+    for name, each in scratch(call).items():
+        if each.dtype is not torch.float32:
+            return f"{name} is a tensor in {str(each.dtype).removeprefix('torch.')}."
     return ""
+
+
+def parts_not_filled(calls: Sequence[Call]) -> bool:
+    """Whether the weight's gradient has a NaN, and the parts were loaded, or not all of them stored."""
+    for call in calls:
+        if call.got[1].isnan().any():
+            for each in scratch(call).values():
+                stored = np.unique(call.launches.stored(each))
+                if len(call.launches.loaded(each)) or len(stored) < each.numel():
+                    return True
+    return False
 
 
 PARTS = Property(
@@ -130,6 +150,12 @@ PARTS = Property(
 
 
 MISTAKES = {
+    "parts-not-filled": Mistake(
+        "What is in `parts` before the kernel runs? And who stores which row of it?",
+        "Nothing that you could use: it is uninitialised. So nothing is loaded from it, and program p stores "
+        "its whole part to row p, which begins at p * W.",
+        when=parts_not_filled,
+    ),
     "mean-term": Mistake(
         "Double x in a row where it is not tiny: y stays as it is. So what is the sum of dx times x there?",
         "Zero, nearly. The term that makes it so is u times the mean of w g u, taken away from w g.",
@@ -153,7 +179,19 @@ MISTAKES = {
     ),
     "block-for-row": Mistake(
         "The block has BLOCK places and the row W numbers: the masked ones do not count.",
-        gives=gradients(block_dx, scale=block_scale),
+        gives=(
+            gradients(block_dx, scale=block_scale),
+            gradients(block_dx),
+            gradients(scale=block_scale),
+        ),
+    ),
+    "no-eps": Mistake(
+        "A row of tiny numbers is wrong. What is added to the mean of its squares?",
+        "s = 1 / sqrt(mean(x * x) + 1e-6), with the mean first.",
+        gives=(
+            gradients(scale=lambda m, W: torch.rsqrt(m)),
+            gradients(scale=lambda m, W: torch.rsqrt((m * W + EPS) / W)),
+        ),
     ),
     "dw-term": Mistake(
         "y = w u. What is its derivative by w, times dy?",
