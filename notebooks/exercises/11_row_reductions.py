@@ -181,6 +181,14 @@ def masked_zeros(x: Tensor) -> Tensor:
     return (torch.exp(x - top) / total).double()
 
 
+def zero_in_maximum(x: Tensor) -> Tensor:
+    """The softmax when masked places hold 0 in the maximum, and do not take part in the sum."""
+    x = x.float()
+    places = -x.shape[1] % min(BLOCK, next_power_of_2(x.shape[1]))
+    shifted = torch.exp(x - x.amax(1, keepdim=True).clamp(min=0.0 if places else -torch.inf))
+    return (shifted / shifted.sum(1, keepdim=True)).double()
+
+
 def read_three_times(call: Call) -> str:
     """More than two passes over x."""
     x = call.passed["x"]
@@ -246,6 +254,12 @@ softmax = Exercise(
         "not-divided": Mistake(
             "What should the results of a row add up to?",
             gives=lambda x: torch.exp(x - x.amax(1, keepdim=True)),
+        ),
+        "zero-in-maximum": Mistake(
+            "Masked places add nothing to your sum. What do they hold where the maximum is found?",
+            "With a 0 among them the maximum of a row far below 0 is 0, and each exp(x - 0) is 0 as well: "
+            'other=float("-inf").',
+            gives=zero_in_maximum,
         ),
         "masked-zeros": Mistake(
             'Masked places change neither maximum nor sum if they hold minus infinity: other=float("-inf").',
