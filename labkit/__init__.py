@@ -13,11 +13,11 @@ __version__ = "0.1.0"
 backend.decide()
 
 FACE = {
-    "captured": "exercises.stand_in.captured",
+    "captured": "exercises.simulated_layers.captured",
     "check": "measure.correctness.check",
     "claim": "display.say.claim",
     "compile": "measure.codegen.compile",
-    "cuda": "exercises.stand_in.cuda",
+    "cuda": "exercises.simulated_layers.cuda",
     "guess": "display.say.guess",
     "kernels": "kernels",
     "lesson": "exercises.tasks.lesson",

@@ -1,13 +1,50 @@
-"""Layers on a simulated GPU: what exercises have their answers call, benchmark and capture."""
+"""What runs on a simulated GPU: a lesson's captures, and layers that answers call, benchmark and capture."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from labkit.exercises.simulated_gpu import COMPILE_US, LogEntry, SimulatedGpu, count, detached
+from labkit import gpu
+from labkit.exercises.simulated_gpu import COMPILE_US, CUDAGraph, LogEntry, SimulatedGpu, count, detached
+
+# ---- what a lesson captures graphs with --------------------------------------------------------------------
+
+
+def cuda() -> ModuleType:
+    """torch.cuda; without a GPU a stand-in for its streams and graphs, which captures on the CPU."""
+    if gpu.available():
+        return torch.cuda
+    machine = SimulatedGpu()
+    capture = machine.cuda.graph
+
+    @contextmanager
+    def graph(cuda_graph: CUDAGraph, **options: Any) -> Iterator[None]:
+        with machine, capture(cuda_graph, **options):
+            yield
+
+    vars(machine.cuda).update(graph=graph)
+    return machine.cuda
+
+
+_kept: list[Any] = []
+"""PyTorch goes on asking a graph whose capture failed, so graphs have to stay."""
+
+
+def captured(cuda: Any, call: Callable[[], Any]) -> tuple[Any, Any]:
+    """A graph of a call, captured on a stream of its own, and the tensors that its replays write."""
+    _kept.append(cuda.CUDAGraph())
+    # stream(...) around it: PyTorch leaves the stream of a capture that failed current
+    with cuda.stream(cuda.current_stream()), cuda.graph(_kept[-1], stream=cuda.Stream()):
+        return _kept[-1], call()
+
+
+# ---- layers of exercises -----------------------------------------------------------------------------------
 
 
 class CompiledLayer:
