@@ -29,13 +29,6 @@ FENCE_BYTES = 2**28
 """Around each tensor at size, at most; less where a thirty-second of the GPU's free memory is less."""
 
 
-def race_of(exercise: Exercise) -> RaceSpec:
-    """The race of an exercise; ValueError for one that has none."""
-    if exercise.race is None:
-        raise ValueError(f"name: {exercise.name!r} has no kernel that could race")
-    return exercise.race
-
-
 def problem_at_size(lesson: str, exercise: Exercise, file: Path) -> Finding | None:
     """What is wrong with the learner's kernel at the race's sizes on this GPU; None if nothing, or no GPU."""
     if not gpu.available():
@@ -54,13 +47,13 @@ def problem_at_size(lesson: str, exercise: Exercise, file: Path) -> Finding | No
 def _run_at_size(lesson: str, name: str, file: Path) -> str:
     """Run the answer in a file at each size of its race between fences; what is wrong, or ""."""
     exercise = judge.find(lesson)[name]
-    race = race_of(exercise)
+    race = exercise.race
+    assert race is not None, "who has no race is not run at its sizes"
     answer = race.as_layer(judge.run_cell(lesson, vars(notebooks.load(lesson)), exercise, file))
     dtype = getattr(torch, race.dtype)
     for size in race.sizes:
         torch.manual_seed(0)
         given = [each.to(dtype) for each in race.work.inputs(size)]
-        assert race.work.reference is not None, "a race has a right result"
         fence = min(FENCE_BYTES, torch.cuda.mem_get_info()[0] // 32)
         fences = correctness.GuardZones(fence // dtype.itemsize)
         placed = [fences.place(each, "contiguous") for each in given]
@@ -101,12 +94,11 @@ def compiled(spec: RaceSpec) -> dict[str, Callable[..., Any]]:
     }
 
 
-def count(exercise: Exercise, answer: Callable[..., Any], beside: Mapping[str, Callable[..., Any]]) -> None:
+def count(spec: RaceSpec, answer: Callable[..., Any], beside: Mapping[str, Callable[..., Any]]) -> None:
     """Race by what can be counted without a GPU: launches, and bytes that are read and written.
 
     An address that is read again counts once: on a GPU it comes from a cache, if it is read again soon.
     """
-    spec = race_of(exercise)
     size, dtype = dict(spec.sizes[0]), getattr(torch, spec.dtype)
     if "batch" in size:
         size["batch"] = min(size["batch"], COUNTED_ROWS)

@@ -83,7 +83,7 @@ class Tasks:
         if exercise.race is None:
             return None
         if name in self._right and exercise.race.counted and not gpu.available():
-            race.count(exercise, self._right[name][0], beside)
+            race.count(exercise.race, self._right[name][0], beside)
         if name in self._right and (
             problem := race.problem_at_size(self._lesson, exercise, self._right[name][1])
         ):
@@ -106,7 +106,7 @@ class Tasks:
         ``called`` is its name in either case, if it is given.
         """
         exercise = self._exercise(name)
-        as_layer = race.race_of(exercise).as_layer if exercise.race else lambda call: call
+        as_layer = exercise.race.as_layer if exercise.race else lambda call: call
         mine = name in self._right and gpu.available()
         call = self._right[name][0] if mine else self._solution(name)
         return {called or ("your kernel" if mine else "the solution"): as_layer(call)}
@@ -201,7 +201,8 @@ class Tasks:
 
     def _race(self, name: str, beside: Mapping[str, Callable[..., Any]], measured: bool = True) -> Table:
         exercise, known = self._exercise(name), session.current()
-        spec = race.race_of(exercise)
+        spec = exercise.race
+        assert spec is not None, "check has seen that there is one"
         calls = {**race.compiled(spec), **beside, **self.way(name)}
         ways = tuple(Way(each, call, spec.works.get(each, spec.work)) for each, call in calls.items())
         title = f"The race: {exercise.title}"

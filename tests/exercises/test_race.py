@@ -61,11 +61,6 @@ def test_a_run_at_size_ends_after_its_limit(monkeypatch, tmp_path):
     assert found.status == "stopped" and "after 60 s" in found.observed
 
 
-def test_an_exercise_without_a_kernel_has_no_race():
-    with pytest.raises(ValueError, match="name: 'mask'"):
-        race.race_of(judge.find(LESSON)["mask"])
-
-
 @pytest.mark.skipif(gpu.available(), reason="launches are counted where kernels are interpreted")
 def test_of_a_race_backward_only_the_backward_pass_is_counted():
     def product(x, w):
