@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit.exercises.engine import Exercise, Finding, JudgeStatus
-
-CHECK_MIME = "application/vnd.labkit.check+json"
+from labkit.measure.correctness import CHECK_MIME
 
 # Okabe-Ito colours, as claims have them; the symbol and the word say the same.
 LOOK: dict[JudgeStatus, tuple[str, str]] = {

@@ -18,6 +18,7 @@ from labkit.measure.launch_counts import LightDispatchMode
 Call = Callable[..., Tensor]
 Inputs = Callable[[tuple[int, ...]], tuple[Tensor, ...]]
 
+CHECK_MIME = "application/vnd.labkit.check+json"
 SHAPES = ((64, 128), (37, 33), (5, 640), (1, 1), (3, 5, 33), (3600, 3), (19,), (0, 8), (4, 0))
 """Full, ragged, wide, one element, three dimensions, tall (sums over many rows), one dimension, empty."""
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -45,7 +46,7 @@ class CorrectnessReport:
         return {
             "text/plain": str(self),
             "text/html": f'<span style="color:#1a7f37">&#10003;</span> {self}',
-            "application/vnd.labkit.check+json": {"name": self.name, "passed": self.passed},
+            CHECK_MIME: {"name": self.name, "passed": self.passed},
         }
 
 

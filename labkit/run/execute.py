@@ -17,8 +17,8 @@ from papermill.exceptions import PapermillExecutionError
 
 from labkit import notebooks, paths
 from labkit.display.say import CLAIM_MIME, HELD, NOT_HELD
+from labkit.measure.correctness import CHECK_MIME
 
-CHECK_MIME = "application/vnd.labkit.check+json"
 TRACEBACK_LINES = 12
 
 
