@@ -121,35 +121,6 @@ def _scan_by_a_tree(_: Any, scan: Any, inputs: list[Any]) -> list[Any]:
     return blocks
 
 
-@_replaces(interpreter.ReduceOps, "generic_reduce")
-def _reduce_by_halves(_: Any, reduction: Any, inputs: Any) -> list[Any]:
-    """Combine halves of whole blocks: quicker, and as on a GPU, where threads that lie apart exchange values.
-
-    So it finds a function whose arguments cannot change places, which one element after the other would not.
-    """
-    given, axis = reduction.unravel(inputs, reduction.axis)
-    blocks, length = list(given), given[0].handle.data.shape[axis]
-    while length > 1:
-        length //= 2
-        halves = [np.split(block.handle.data, 2, axis) for block in blocks]
-        sides = zip(*halves, strict=True)
-        first, second = (
-            [reduction.to_tensor(data, block.dtype) for data, block in zip(side, blocks, strict=True)]
-            for side in sides
-        )
-        both = reduction.combine_fn.fn(*first, *second)
-        both = both if isinstance(both, tuple) else (both,)
-        blocks = [
-            reduction.to_tensor(new.handle.data, old.dtype) for new, old in zip(both, blocks, strict=True)
-        ]
-    made = [block.handle.data for block in blocks]
-    if not reduction.keep_dims:
-        made = [data.squeeze(axis) for data in made]
-    elif reduction.axis is None:
-        made = [data.reshape([1] * len(inputs[0].shape)) for data in made]
-    return [reduction.to_tensor(data, block.dtype) for data, block in zip(made, given, strict=True)]
-
-
 # ---- right: bfloat16, which the interpreter keeps as integers, and computes with those ---------------------
 
 

@@ -353,38 +353,3 @@ assert interpreter.patch.cache_info().currsize == 0
 )
 def test_finished_kernels_are_right_in_the_interpreter_as_it_is():
     python(WITHOUT_PATCHES, TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
-
-
-# ---- reductions --------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def later(first_value, first_place, value, place):
-    """What a sum over pairs is made of: the larger value, with its place."""
-    larger = first_value >= value
-    return tl.where(larger, first_value, value), tl.where(larger, first_place, place)
-
-
-@triton.jit
-def two_steps(first_gate, first_state, gate, state):
-    """Of two steps one, which are not to change places."""
-    return first_gate * gate, first_state * gate + state
-
-
-@triton.jit
-def reduced_kernel(x, y):
-    places = tl.arange(0, 4)[:, None] * 4 + tl.arange(0, 4)[None, :]
-    block = tl.load(x + places)
-    _, best = tl.reduce((block, places), 1, later)
-    tl.store(y + tl.arange(0, 4), best)
-    _, state = tl.reduce((block, block), 1, two_steps)
-    tl.store(y + 4 + tl.arange(0, 4), state)
-
-
-@INTERPRETED
-def test_a_reduction_combines_halves_so_its_function_has_to_commute():
-    x = 1 + torch.rand(4, 4)
-    y = launch(reduced_kernel, x)
-    assert y[:4].tolist() == (x.argmax(1) + 4 * torch.arange(4)).tolist()
-    a, b, c, d = x.T  # halves of four: a with c and b with d, then both
-    torch.testing.assert_close(y[4:8], ((a * c + c) * b * d) + b * d + d)
