@@ -73,7 +73,7 @@ class Sweep(Table):
         own = [row for point in points for row in self.live_rows.get(point, [])]
         return (own, True) if own else ([row for point in points for row in self._session.find(point)], False)
 
-    def picture_of(self, choice: Mapping[str, Any], quantity: str = TIME, overlay: bool = True) -> Picture:
+    def picture_of(self, choice: Mapping[str, Any], quantity: str = TIME) -> Picture:
         """The curves of a choice."""
         rows, live = self.rows_of(choice)
         base = {row.axes[self.x]: row.median_us for row in rows if row.way == self.over and row.median_us}
@@ -88,7 +88,7 @@ class Sweep(Table):
             ]
             look = style.style_of(way, self._session.styles)
             found.append(Curve(way, points, look, "live" if live else "recorded"))
-        if quantity == SPEEDUP and overlay:
+        if quantity == SPEEDUP:
             found += self._published(choice)
         thin = self._floors(choice, quantity)
         if quantity == SPEEDUP:
@@ -103,7 +103,7 @@ class Sweep(Table):
         lines = origin(rows, live) if rows else ["Nothing was measured here yet, and nothing is recorded."]
         gaps = [f"{row.way} at {self.x} {row.axes[self.x]}: {row.note}" for row in rows if not row.median_us]
         lines += [f"Without a time: {'; '.join(gaps)}."] if gaps else []
-        if quantity == SPEEDUP and overlay and self.published is not None:
+        if quantity == SPEEDUP and self.published is not None:
             lines += [f"Published: {'; '.join(self.published['source'].unique())}."]
         several = len(self.choices["direction"]) > 1
         return figures.curves(
@@ -168,9 +168,9 @@ class Sweep(Table):
             found.append(Curve(str(series), points, look, "published"))
         return found
 
-    def page(self, choice: Mapping[str, Any], **how: Any) -> str:
+    def page(self, choice: Mapping[str, Any], quantity: str = TIME) -> str:
         """The figure of a choice and its numbers, as HTML."""
-        return self.picture_of(choice, **how)._repr_html_() + numbers_html(self.rows_of(choice)[0])
+        return self.picture_of(choice, quantity)._repr_html_() + numbers_html(self.rows_of(choice)[0])
 
     def _refresh(self) -> None:
         """Take the live rows for the table's, once every point has them, or at once if none is recorded."""
@@ -217,17 +217,12 @@ class SweepPanel:
         self.quantity = w.RadioButtons(
             options=[TIME, SPEEDUP], orientation="horizontal", layout={"width": "auto"}
         )
-        self.overlay = w.Checkbox(
-            value=True, description="what was published", indent=False, layout={"width": "auto"}
-        )
         self.run, self.stop = (
             w.Button(description=name, layout={"width": "auto"}) for name in ("Run", "Stop")
         )
         self.run.button_style, self.stop.disabled = "primary", True
         self.status, self.figure = w.HTML(), w.HTML()
         choices: list[Any] = [self.quantity, *self.menus.values()]
-        if sweep.published is not None:
-            choices.append(self.overlay)
         live = [self.run, self.stop] if sweep._session.live else []
         row = {"flex_flow": "row wrap", "align_items": "center"}
         frame = {"border": "1px solid var(--jp-border-color2, #bdbdbd)", "padding": "8px 12px"}
@@ -258,8 +253,7 @@ class SweepPanel:
 
     def redraw(self) -> None:
         """Draw what is chosen."""
-        how = {"quantity": self.quantity.value, "overlay": self.overlay.value}
-        self.figure.value = self.sweep.page(self.choice(), **how)
+        self.figure.value = self.sweep.page(self.choice(), self.quantity.value)
 
     def _start(self) -> None:
         if not self.running:
