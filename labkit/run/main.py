@@ -81,10 +81,7 @@ LESSONS = click.argument("names", metavar="[LESSON]...", nargs=-1)
 def _chosen(names: tuple[str, ...]) -> list[Path]:
     """The lessons of these names, each once; all of them where none is named."""
     with value_errors_as_messages():
-        found = list(dict.fromkeys(map(notebooks.resolve, names))) if names else notebooks.find()
-    if not found:
-        raise click.ClickException(f"there are no lessons in {os.path.relpath(paths.NOTEBOOKS)}/")
-    return found
+        return list(dict.fromkeys(map(notebooks.resolve, names))) if names else notebooks.find()
 
 
 # ---- lessons -----------------------------------------------------------------------------------------------
