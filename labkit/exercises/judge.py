@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import triton
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
@@ -122,17 +121,12 @@ def explain_end(error: BaseException, file: Path, limit_s: float, lesson: str) -
 # ---- the process that judges -------------------------------------------------------------------------------
 
 
-@triton.jit
-def _empty_kernel(x: Any) -> None:
-    pass
-
-
 def prepare(lesson: str) -> None:
     """Do once, before the forks: patch the interpreter, load the lesson's kernel cells and its exercises."""
     interpreter.patch()
     # The first launch, the first tensor without memory, the first random numbers: each imports much,
     # for seconds. No fork should do that again.
-    _empty_kernel[(1,)](torch.zeros(1))
+    codegen.empty_kernel[(1,)](torch.zeros(1))
     abs(torch.randn(1, device="meta")), np.random.default_rng(0)
     with suppress(Exception):  # what does not run is told of when there is an answer to judge
         find(lesson), notebooks.load(lesson), solutions(lesson)

@@ -293,14 +293,14 @@ def compile_server() -> child_process.PreloadedProcess:
 
 
 @triton.jit
-def _empty(x_ptr):  # type: ignore[no-untyped-def]
+def empty_kernel(x_ptr):  # type: ignore[no-untyped-def]
     pass
 
 
 def _prepare() -> None:
     """Do in advance what takes longer than to compile a kernel: imports, and the first compilation."""
     importlib.import_module("labkit.kernels")
-    _compile_all([request(_empty, ["*fp32"])])
+    _compile_all([request(empty_kernel, ["*fp32"])])
 
 
 def compile_many(requests: Iterable[CompileRequest], seconds: float = TIME_LIMIT_S) -> list[CompiledKernel]:
