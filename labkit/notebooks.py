@@ -110,7 +110,7 @@ def solution_cells(path: Path) -> dict[str, str]:
 
     An aside has no exercises, and no such file.
     """
-    if path.parent.name == ASIDES:
+    if not solutions_file(path).exists():
         return {}
     text = solutions_file(path).read_text(encoding="utf-8")
     parts = re.split(r"^# %%(?: \[(\w+)\])?.*$", text, flags=re.MULTILINE)

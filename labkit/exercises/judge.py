@@ -134,13 +134,11 @@ def prepare(lesson: str) -> None:
 
 @cache
 def find(lesson: str) -> dict[str, Exercise]:
-    """The exercises of a lesson by name, in order. An aside has none, ValueError for a lesson without any."""
+    """The exercises of a lesson by name, in order. An aside has none."""
     path = notebooks.resolve(lesson)
-    if path.parent.name == notebooks.ASIDES:
-        return {}
     file = path.parent / "exercises" / f"{path.stem}.py"
     if not file.exists():
-        raise ValueError(f"lesson: there are no exercises for {lesson!r}")
+        return {}
     found = vars(notebooks.import_file(f"labkit_exercises_{file.stem}", file))
     return {name: replace(each, name=name) for name, each in found.items() if isinstance(each, Exercise)}
 

@@ -37,8 +37,8 @@ def stamp_of(lesson: Path, uses: Iterable[str]) -> str:
         elif kind == "labkit.kernels":
             trees += [dump(_parsed(file)) for file in reached_files([name])]
         elif kind in ("cell", "solution"):
-            solutions = solution_definitions(lesson) if kind == "solution" else {}
-            reached = reach(name, {**known, **solutions})
+            solutions = notebooks.solution_cells(lesson).values() if kind == "solution" else ()
+            reached = reach(name, {**known, **_defined(solutions)})
             named = {each for tree in reached for each in imported_kernels(tree)}
             trees += [*map(dump, reached), *(dump(_parsed(file)) for file in reached_files(named))]
     return hashlib.sha256("\n".join(trees).encode()).hexdigest()[:12]
@@ -79,13 +79,6 @@ def definitions(lesson: Path, tags: set[str]) -> Definitions:
     """What the lesson's cells with one of these tags define at their top level."""
     cells = notebooks.code_cells(notebooks.read_json(lesson))
     return _defined(cell["source"] for _, cell in cells if tags & set(notebooks.tags(cell)))
-
-
-def solution_definitions(lesson: Path) -> Definitions:
-    """What the solutions of the lesson's tasks define."""
-    if not notebooks.solutions_file(lesson).exists():
-        return {}
-    return _defined(notebooks.solution_cells(lesson).values())
 
 
 def _defined(sources: Iterable[str]) -> Definitions:
