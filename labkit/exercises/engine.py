@@ -245,7 +245,7 @@ def explain(exercise: Exercise, problem: Problem, calls: Sequence[Call]) -> Find
     else the property's own.
     """
     wrong, call = problem.property, problem.call
-    assert wrong is not None, "an exception is explained by exception_hints"
+    assert wrong is not None, "an exception is explained by symptoms"
     name, hints = wrong.name, wrong.hints
     if name == WRONG_VALUES:
         strided = call.layout != "contiguous"

@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from labkit import child_process, interpreter, notebooks
-from labkit.exercises import common_hints, engine, exception_hints, recorded, symptoms, vast
+from labkit.exercises import common_hints, engine, recorded, symptoms, vast
 from labkit.exercises.engine import Call, Exercise, Finding
 from labkit.measure import codegen, correctness
 
@@ -86,7 +86,7 @@ def process(lesson: str) -> child_process.PreloadedProcess:
 def _refused(exercise: Exercise, error: Exception) -> Finding:
     """The finding for a kernel that the compiler refuses though it is right when interpreted."""
     message = next(filter(None, reversed(str(error).strip().splitlines())), "")
-    name, hints = exception_hints.matching_mistake(exercise, f"CompileError: {message}\n")
+    name, hints = symptoms.matching_mistake(exercise, f"CompileError: {message}\n")
     observed = f"Interpreted it is right, but the compiler for a GPU (sm_90) refuses it: {message}"
     if "{" in "".join(hints):  # nothing is known of the names on its line
         name, hints = "", ()
@@ -156,7 +156,7 @@ def judge_file(
         except NotCheckedError as error:
             return Finding("error", str(error)), []
         except BaseException as error:  # SystemExit too: whatever it is, the learner's code raised it
-            return exception_hints.explain(exercise, error, file, namespace), []
+            return symptoms.of_exception(exercise, error, file, namespace), []
 
 
 class NotCheckedError(Exception):
@@ -229,7 +229,7 @@ def judge(exercise: Exercise, answer: Any, file: Path) -> tuple[Finding, list[co
             return found, []
         if problem is not None and problem.call.error is not None:
             error, call = problem.call.error, str(problem.call)
-            return exception_hints.explain(exercise, error, file, {}, call), []
+            return symptoms.of_exception(exercise, error, file, {}, call), []
         if problem is not None:
             finding = engine.explain(exercise, problem, calls)
             if not finding.mistake:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from labkit import interpreter
-from labkit.exercises import common_hints, exception_hints
+from labkit.exercises import common_hints, symptoms
 from labkit.exercises.engine import Call, Exercise, Finding
 from labkit.exercises.recorded import Recorded
 from labkit.measure.launch_counts import LightDispatchMode
@@ -70,7 +70,7 @@ def run(exercise: Exercise, answer: Any, file: Path) -> tuple[Finding | None, li
             if watch.finding:
                 return watch.finding, []
             if not watch.took_too_long:
-                return exception_hints.explain(exercise, error, file, {}, str(call)), []
+                return symptoms.of_exception(exercise, error, file, {}, str(call)), []
         calls.append(call)
     return None, calls
 
