@@ -11,7 +11,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,9 @@ from filelock import FileLock, Timeout
 
 from labkit import backend
 
-LOCK_FOLDER = Path("/tmp")
-"""Where the processes meet. Not the temporary folder of Python, which a user or a job may have for itself."""
+LOCK_FOLDER = Path("/tmp/labkit-locks")
+"""Where the processes meet. Not the temporary folder of Python, which a user or a job may have for itself. Nor
+/tmp itself, whose files are protected from all but their owner, by the kernel and by filelock."""
 SILENT_S = 1.0
 """Seconds that a process waits for the lock before it says so."""
 POLL_S = 0.05
@@ -109,8 +110,8 @@ def locked() -> Iterator[None]:
     """
     held: AbstractContextManager[Any] = nullcontext()
     if name := uuid():
-        file = _file_lock(LOCK_FOLDER / f"labkit-{name}.lock")
         try:
+            file = _file_lock(LOCK_FOLDER / f"labkit-{name}.lock")
             try:
                 held = file.acquire(timeout=SILENT_S, poll_interval=POLL_S)
             except Timeout:
@@ -126,6 +127,9 @@ def locked() -> Iterator[None]:
 @cache
 def _file_lock(path: Path) -> FileLock:
     """One lock for all who ask in this process: it counts how often it is held."""
+    path.parent.mkdir(exist_ok=True)
+    with suppress(PermissionError):  # another user's, who has done it
+        path.parent.chmod(0o777)  # whatever the umask
     return FileLock(path, mode=0o666, thread_local=False)  # the mode holds whatever the umask
 
 

@@ -155,8 +155,8 @@ def test_another_users_process_is_waited_for(monkeypatch):
     """In a folder like /tmp, where the kernel protects the files of each user from the others."""
     with tempfile.TemporaryDirectory() as shared:
         os.chmod(shared, 0o1777)
-        monkeypatch.setattr(gpu, "LOCK_FOLDER", Path(shared))
-        process = start(HOLDER, shared, user=65534)
+        monkeypatch.setattr(gpu, "LOCK_FOLDER", Path(shared) / "locks")
+        process = start(HOLDER, gpu.LOCK_FOLDER, user=65534)
         assert process.stdout.readline() == "has it\n"
         assert not is_free()
         process.communicate("\n", timeout=20)
