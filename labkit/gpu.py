@@ -23,8 +23,8 @@ from filelock import FileLock, Timeout
 from labkit import backend
 
 LOCK_FOLDER = Path("/tmp/labkit-locks")
-"""Where the processes meet. Not the temporary folder of Python, which a user or a job may have for itself. Nor
-/tmp itself, whose files are protected from all but their owner, by the kernel and by filelock."""
+"""Where the processes meet. Not the temporary folder of Python, which a user or a job may have for itself.
+Nor /tmp itself, whose files are protected from all but their owner, by the kernel and by filelock."""
 SILENT_S = 1.0
 """Seconds that a process waits for the lock before it says so."""
 POLL_S = 0.05

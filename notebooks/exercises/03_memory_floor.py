@@ -47,6 +47,11 @@ def floor_of(terms: Terms, of: Callable[[float, float], float] = max) -> Callabl
     return gives
 
 
+def floor_of_times(memory: Callable[[int, int, int, float], float]) -> Callable[..., float]:
+    """The floor where the time of the bytes is this, from rows, width, itemsize and the memory's rate."""
+    return lambda B, N, e, rate, operations: max(memory(B, N, e, rate), 2 * B * N * N / operations)
+
+
 def right_terms(B: int, N: int, e: int) -> tuple[float, float]:
     """x, the matrix and y once; a multiplication and an addition for each row and number of the matrix."""
     return (2 * B * N + N * N) * e, 2 * B * N * N
@@ -106,6 +111,18 @@ floor = Exercise(
                 floor_of(lambda B, N, e: (2 * B * N * e + N * N, 2 * B * N * N)),
                 floor_of(lambda B, N, e: (2 * B * N + N * N, 2 * B * N * N)),
                 floor_of(lambda B, N, e: (2 * B * N + N * N * e, 2 * B * N * N)),
+            ),
+        ),
+        "brackets": Mistake(
+            "Your time is thousands of times too long. Which of the terms that you add up are not in µs?",
+            "All bytes are divided by the rate, not the last term only: put brackets around their sum.",
+            gives=tuple(
+                floor_of_times(memory)
+                for memory in (
+                    lambda B, N, e, rate: 2 * B * N + N * N * e / rate,
+                    lambda B, N, e, rate: 2 * B * N * e + N * N * e / rate,
+                    lambda B, N, e, rate: 2 * B * N + N * N / rate,
+                )
             ),
         ),
         "each-again": Mistake(
@@ -184,6 +201,16 @@ def one_name_for_loads(x: Tensor, row: Tensor) -> Tensor:
     return last_of_four(x, row)[0] * row
 
 
+def one_name_multiplied(x: Tensor, row: Tensor) -> Tensor:
+    """What comes out when that one block is multiplied again before each store."""
+    at = torch.arange(x.numel())
+    first, block = at // 512 * 512 + at % LANES, at % 512 // LANES
+    total = last_of_four(x, row)[0].flatten()
+    for i in range(4):
+        total = torch.where(block >= i, total * row[(first + LANES * i) % x.shape[1]], total)
+    return total.view(x.shape)
+
+
 def row_inputs(rows: int, width: int, infinite: bool = False) -> dict[str, Any]:
     """x (rows, width) and row (width,); perhaps some of x are NaN or infinite."""
     x = torch.randn(rows, width)
@@ -233,7 +260,7 @@ ahead = Exercise(
         "one-name": Mistake(
             "All four stores store the values of the last load. Under which names are the other three kept?",
             "Each needs a name of its own: value, value1, value2, value3.",
-            gives=(one_name_for_all, one_name_for_loads),
+            gives=(one_name_for_all, one_name_for_loads, one_name_multiplied),
         ),
         **column_mistakes(torch.mul),
     },

@@ -181,6 +181,23 @@ def masked_zeros(x: Tensor) -> Tensor:
     return (torch.exp(x - top) / total).double()
 
 
+def own_maximum(x: Tensor) -> Tensor:
+    """The softmax when each block's part of the sum is made with the block's own maximum."""
+    x = x.float()
+    top, total = torch.full_like(x[:, :1], torch.finfo(torch.float32).min), 0
+    for block in blocks_of(x):
+        own = block.amax(1, keepdim=True)
+        new = torch.maximum(top, own)
+        total, top = total * torch.exp(top - new) + torch.exp(block - own).sum(1, keepdim=True), new
+    return (torch.exp(x - top) / total).double()
+
+
+def without_maximum(x: Tensor) -> Tensor:
+    """The softmax when no maximum is subtracted."""
+    shifted = torch.exp(x.float())
+    return (shifted / shifted.sum(1, keepdim=True)).double()
+
+
 def zero_in_maximum(x: Tensor) -> Tensor:
     """The softmax when masked places hold 0 in the maximum, and do not take part in the sum."""
     x = x.float()
@@ -230,7 +247,7 @@ softmax = Exercise(
         "of-this-block": Mistake(
             "The new maximum is that of all blocks so far. What becomes of the old one on your line?",
             "tl.maximum(old, tl.max(block, axis=0)) keeps the larger of the two.",
-            gives=online(joined=lambda top, new: new),
+            gives=(online(joined=lambda top, new: new), own_maximum),
         ),
         "masked-lowest": Mistake(
             "A row may hold nothing but the lowest number of float32. Do masked places with it count there?",
@@ -254,6 +271,11 @@ softmax = Exercise(
         "not-divided": Mistake(
             "What should the results of a row add up to?",
             gives=lambda x: torch.exp(x - x.amax(1, keepdim=True)),
+        ),
+        "no-maximum": Mistake(
+            "Where x is large, exp(x) is infinite, and where a row is far below 0, each exp(x) is 0.",
+            "exp(x - maximum) is between 0 and 1, and 1 where x is the maximum.",
+            gives=without_maximum,
         ),
         "zero-in-maximum": Mistake(
             "Masked places add nothing to your sum. What do they hold where the maximum is found?",

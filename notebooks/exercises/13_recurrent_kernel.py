@@ -1,7 +1,7 @@
 """Tasks of lesson 13: what is right, what people write instead, and what helps them on."""
 
 from labkit import kernels, work
-from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
+from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec, difference
 from labkit.exercises.properties import (
     KERNEL_CASES,
     POINTWISE,
@@ -13,7 +13,7 @@ from labkit.exercises.properties import (
     wrong_exactly_where,
 )
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +34,15 @@ def sequence_inputs(batch: int, steps: int, width: int, *ahead: int) -> dict[str
     a = 1 - 1.4 * torch.rand(shape).square()
     given = {"a": torch.where(torch.rand(shape) < 0.05, 0.0, a), "b": torch.randn(shape)}
     return given | ({"U": ahead[0]} if ahead else {})
+
+
+def first_step_missing(calls: Sequence[Call]) -> bool:
+    """Whether the first step of each wrong result was never stored, and all others are right."""
+    wrong = [call for call in calls if difference(call.got, call.want, 0.05)]
+    return bool(wrong) and all(
+        bool(call.got[:, 0].isnan().all()) and not difference(call.got[:, 1:], call.want[:, 1:], 0.05)
+        for call in wrong
+    )
 
 
 recurrence = Exercise(
@@ -57,6 +66,11 @@ recurrence = Exercise(
         "same-step": Mistake(
             "Each step has an a and a b of its own: load both in the loop, at an address that has t in it.",
             gives=lambda a, b: pytorch_loop(a[:, :1].expand_as(a), b[:, :1].expand_as(b)),
+        ),
+        "first-step": Mistake(
+            "All steps but the first are right. Who stores step 0?",
+            "The loop, if it begins with t = 0 and a state of zeros: a * 0 + b is b.",
+            when=first_step_missing,
         ),
         "each-step": Mistake(
             "With a single step everything is right. At which places does step 1 load and store?",
@@ -149,9 +163,10 @@ ahead = Exercise(
             ),
         ),
         "ends-early": Mistake(
-            "The first steps are right, and the last ones were never stored. How many rounds does your loop "
-            "take, and where do they begin?",
-            "In range(0, T, U) a round begins at every U-th step below T. Masks keep out what is beyond T.",
+            "The first steps are right, and the last ones were never stored. Does your loop come to them, "
+            "and which steps does the mask of the store let through?",
+            "In range(0, T, U) a round begins at every U-th step below T. Step t is stored where t < T: "
+            "t + U is for the loads.",
             when=last_steps_missing,
         ),
         "comma": Mistake(
