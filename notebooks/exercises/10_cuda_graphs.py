@@ -101,7 +101,8 @@ capture = Exercise(
     mistakes={
         "torch-cuda": Mistake(
             "Write cuda.Stream(), cuda.CUDAGraph() and cuda.graph(...), without torch.",
-            raises=r"dummy base class|requires CUDA support|CUDA driver version|No CUDA GPUs|NVIDIA driver",
+            raises=r"dummy base class|requires CUDA support|CUDA driver version|No CUDA GPUs|NVIDIA driver"
+            r"|no CUDA-capable device",
         ),
         "no-wait": Mistake(
             "There is a handover to the side stream, and one back: wait_stream just before each. "

@@ -179,7 +179,8 @@ def test_a_compiled_call_keeps_something_only_for_a_backward(monkeypatch, grad):
     launches = op.recorded(monkeypatch, KERNELS)
     with torch.set_grad_enabled(grad):
         op.compiled(geglu_mlp)(*drawn(MLP, grad=True))
-    assert (launches[-1].kept_gate is not None) is grad
+    made = launches[-1].arguments  # of one kernel or of another, whatever is faster on this GPU
+    assert (made.get("kept_gate", made.get("kept")) is not None) is grad
 
 
 # --- on a GPU; equal bits are tested with those of matmul ----------------------------------------------

@@ -139,6 +139,7 @@ def test_no_more_steps_are_on_their_way_than_there_are():
             assert plan["BH"] * itemsize == (1024 if time == 1 else 512), "bytes enough on their way"
 
 
+@op.INTERPRETED
 @every_case
 @pytest.mark.parametrize("shape", [(2, 5, 20), (2, 18, 33)])
 def test_a_sequence_and_a_feature_touch_no_other_and_each_number_is_written_once(case, shape):

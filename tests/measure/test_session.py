@@ -29,7 +29,11 @@ def test_where_rows_need_each_other_all_of_them_are_compared(direction):
     given = session.drawn(work.gru_by_time, {"batch": 2, "time": 70, "width": 3}, torch.float32, direction)
     right = session.Way("right", work.gru_by_time.reference, work.gru_by_time)
     last = torch.cat([torch.ones(69, 1, 1), torch.full((1, 1, 1), 1.1)])
-    wrong = session.Way("wrong", lambda *given: last * work.gru_by_time.reference(*given), work.gru_by_time)
+
+    def at_the_last_step(x, *weights):
+        return last.to(x.device) * work.gru_by_time.reference(x, *weights)
+
+    wrong = session.Way("wrong", at_the_last_step, work.gru_by_time)
     assert session.what_is_wrong(right, given, direction, 1e-4) == ""
     assert session.what_is_wrong(wrong, given, direction, 1e-4).startswith("wrong result")
 

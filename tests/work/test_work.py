@@ -76,7 +76,7 @@ def test_a_norm_and_a_softmax_are_what_their_docstrings_say_and_read_x_once():
 def test_a_gru_is_that_of_pytorch_in_both_layouts():
     size = {"batch": 2, "time": 4, "width": 3}
     x, *weights = (each.double() for each in work.gru.inputs(size))
-    module = torch.nn.GRU(3, 3, batch_first=True, dtype=torch.float64)
+    module = torch.nn.GRU(3, 3, batch_first=True, dtype=torch.float64, device=x.device)
     for mine, theirs in zip(weights, module.parameters(), strict=True):
         theirs.data.copy_(mine)
     want = module(x)[0]
