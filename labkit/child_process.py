@@ -104,7 +104,7 @@ class PreloadedProcess:
         """
         interrupt: BaseException | None = None
         with self._lock:
-            if self._process.poll() is not None:
+            if self._process.poll() is not None or self._pipe.poll():  # nothing can come but its end
                 self.close()
                 self._start()
             try:
