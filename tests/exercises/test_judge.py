@@ -68,6 +68,21 @@ def found(lesson, name, source, folder, seconds=60.0, memory=8 * 2**30, **limits
     return judge.judge_in_child(lesson, name, file, seconds=seconds, memory=memory, **limits)
 
 
+@pytest.fixture(scope="module")
+def process_of_all_lessons():
+    environment = os.environ | judge.ENVIRONMENT
+    process = child_process.PreloadedProcess(judge.prepare, *LESSONS, environment=environment)
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def one_process(process_of_all_lessons, monkeypatch):
+    """One process judges the answers to all lessons: to start one for each takes three seconds."""
+    monkeypatch.setattr(judge, "process", lambda lesson: process_of_all_lessons)
+
+
+@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize(
     ("lesson", "name", "expected", "source"),
     [
@@ -91,6 +106,7 @@ def test_an_answer_gets_its_verdict(lesson, name, expected, source, tmp_path):
         assert finding.hints or expected == "unknown"
 
 
+@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("lesson", LESSONS)
 def test_solutions_are_right_and_untouched_cells_are_known(lesson, tmp_path):
     cells = [cell["source"] for cell in notebooks.read_json(notebooks.resolve(lesson))["cells"]]
