@@ -68,20 +68,6 @@ def found(lesson, name, source, folder, seconds=60.0, memory=8 * 2**30, **limits
     return judge.judge_in_child(lesson, name, file, seconds=seconds, memory=memory, **limits)
 
 
-@pytest.fixture(scope="module")
-def process_of_all_lessons():
-    environment = os.environ | judge.ENVIRONMENT
-    process = child_process.PreloadedProcess(judge.prepare, *LESSONS, environment=environment)
-    yield process
-    process.close()
-
-
-@pytest.fixture
-def one_process(process_of_all_lessons, monkeypatch):
-    """One process judges the answers to all lessons: to start one for each takes three seconds."""
-    monkeypatch.setattr(judge, "process", lambda lesson: process_of_all_lessons)
-
-
 @pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize(
     ("lesson", "name", "expected", "source"),
