@@ -121,15 +121,16 @@ def explain_end(error: BaseException, file: Path, limit_s: float, lesson: str) -
 # ---- the process that judges -------------------------------------------------------------------------------
 
 
-def prepare(lesson: str) -> None:
-    """Do once, before the forks: patch the interpreter, load the lesson's kernel cells and its exercises."""
+def prepare(*lessons: str) -> None:
+    """Do once, before the forks: patch the interpreter, load the lessons' kernel cells and exercises."""
     interpreter.patch()
     # The first launch, the first tensor without memory, the first random numbers: each imports much,
     # for seconds. No fork should do that again.
     codegen.empty_kernel[(1,)](torch.zeros(1))
     abs(torch.randn(1, device="meta")), np.random.default_rng(0)
-    with suppress(Exception):  # what does not run is told of when there is an answer to judge
-        find(lesson), notebooks.load(lesson), solutions(lesson)
+    for lesson in lessons:
+        with suppress(Exception):  # what does not run is told of when there is an answer to judge
+            find(lesson), notebooks.load(lesson), solutions(lesson)
 
 
 @cache

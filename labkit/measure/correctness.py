@@ -154,6 +154,7 @@ def _compared(
             raise AssertionError(f"input {number} was overwritten; write to a new tensor.")
     names = ["the output", *(f"the gradient of input {i}" for i in range(len(drawn)))][: len(wants)]
     tolerance = TOLERANCE[dtype] * (roundings if dtype in (torch.float16, torch.bfloat16) else 1)
+    distance = fences.broken()
     for name, got, again, want, slack in zip(names, runs[0], runs[-1], wants, slacks, strict=True):
         if got.shape != want.shape or got.dtype != dtype:
             raise AssertionError(
@@ -164,7 +165,7 @@ def _compared(
             if layout != "contiguous":  # contiguous inputs come first
                 problem += " The contiguous inputs of this shape passed."
             raise AssertionError(f"{name} is wrong. {problem}")
-        if distance := fences.broken():
+        if distance:
             raise AssertionError(
                 f"something was stored outside its tensor, up to {distance} elements away. "
                 "A store lacks its mask, or the mask compares with the wrong bound."

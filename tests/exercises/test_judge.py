@@ -68,6 +68,7 @@ def found(lesson, name, source, folder, seconds=60.0, memory=8 * 2**30, **limits
     return judge.judge_in_child(lesson, name, file, seconds=seconds, memory=memory, **limits)
 
 
+@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize(
     ("lesson", "name", "expected", "source"),
     [
@@ -91,6 +92,7 @@ def test_an_answer_gets_its_verdict(lesson, name, expected, source, tmp_path):
         assert finding.hints or expected == "unknown"
 
 
+@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("lesson", LESSONS)
 def test_solutions_are_right_and_untouched_cells_are_known(lesson, tmp_path):
     cells = [cell["source"] for cell in notebooks.read_json(notebooks.resolve(lesson))["cells"]]

@@ -17,6 +17,7 @@ VAST = [
 ]
 
 
+@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize(("lesson", "name"), VAST)
 def test_addresses_in_32_bits_are_found_where_the_solution_has_64(lesson, name, tmp_path):
     solution = notebooks.solution_cells(notebooks.resolve(lesson))[name]
@@ -26,6 +27,7 @@ def test_addresses_in_32_bits_are_found_where_the_solution_has_64(lesson, name, 
     assert "elements away from any tensor" in finding.observed
 
 
+@pytest.mark.usefixtures("one_process")
 def test_a_grid_that_does_not_grow_with_the_tensor_is_found(tmp_path):
     solution = notebooks.solution_cells(notebooks.resolve("01"))["affine"]
     capped = solution.replace("= triton.cdiv(x.numel(), 1024)", "= min(200, triton.cdiv(x.numel(), 1024))")
