@@ -172,8 +172,8 @@ NOT_A_NUMBER = (
     "that is wanted? What lies there is in the result.",
     "Each load has bounds of its own, along its rows and along its columns. In a sum or a product the masked "
     "places are 0: other=0.0.",
-    "If all loads are masked so: is the address of each right? Or is there a 0 / 0, infinity over infinity, or "
-    "the root of a negative number?",
+    "If all loads are masked so: is the address of each right? Or is there a 0 / 0, infinity over infinity, "
+    "or the root of a negative number?",
 )
 UNKNOWN = (
     "Work out the first wrong element by hand, for the case above. Which number that goes into it comes from "
