@@ -23,7 +23,7 @@ FACE = {
     "lesson": "exercises.tasks.lesson",
     "measured": "display.numbers.measured",
     "profile": "display.numbers.profile",
-    "published": "work.published.published",
+    "published": "display.numbers.published",
     "race": "display.table.race",
     "roofs": "display.numbers.roofs",
     "sweep": "display.sweep.sweep",

@@ -8,7 +8,8 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 from labkit import notebooks, paths
-from labkit.exercises import progress, tasks, verdicts
+from labkit.exercises import progress, tasks
+from labkit.measure.correctness import CHECK_MIME
 from labkit.run import execute
 
 LESSON = "01_launch_overhead"
@@ -67,14 +68,14 @@ def test_the_untouched_cell_is_not_attempted_and_nothing_runs(learner, kept, mon
     (scaffold,) = [source for source in cells if f'tasks.check("{name}"' in source]
     monkeypatch.setattr(tasks.Tasks, "_judge", lambda *_: pytest.fail("a process was asked"))
     bundle = learner().run(f"# my notes\n\n{scaffold}\n", name=name)
-    assert "not attempted" in bundle["text/plain"] and verdicts.CHECK_MIME not in bundle
+    assert "not attempted" in bundle["text/plain"] and CHECK_MIME not in bundle
     assert not kept.exists()
 
 
 def test_a_right_answer_is_kept_and_wins_over_the_solution_until_it_is_wrong(learner):
     one = learner()
     solution = one.tasks.answer("mask")
-    assert one.run(masked("count > at"), "mine")[verdicts.CHECK_MIME] == {"name": "mask", "passed": 7}
+    assert one.run(masked("count > at"), "mine")[CHECK_MIME] == {"name": "mask", "passed": 7}
     assert one.tasks.answer("mask") == "mine"
     assert "✗" in one.run(masked("at <= count"), "broken")["text/plain"]
     assert one.tasks.answer("mask") is solution and one.tasks.answer("affine") is not None
@@ -170,7 +171,7 @@ def test_in_a_notebook_a_cell_shows_its_verdict(tmp_path):
     nbformat.write(notebook, tmp_path / "lesson.ipynb")
     execute.execute(tmp_path / "lesson.ipynb", tmp_path / "out.ipynb", 600)
     verdict, table = (cell.outputs for cell in nbformat.read(tmp_path / "out.ipynb", 4).cells[-2:])
-    assert len(verdict) == 1 and verdict[0].data[verdicts.CHECK_MIME]["passed"] == 7
+    assert len(verdict) == 1 and verdict[0].data[CHECK_MIME]["passed"] == 7
     assert "solved" in table[0].data["text/html"]
 
 

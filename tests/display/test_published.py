@@ -3,7 +3,7 @@
 import pytest
 
 from labkit import paths
-from labkit.work.published import published
+from labkit.display.numbers import published
 
 NAMES = sorted(file.stem for file in paths.PUBLISHED.glob("*.csv"))
 
