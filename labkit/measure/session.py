@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from labkit import gpu, notebooks
-from labkit.measure import clocks, copies, stamp, tape
+from labkit.measure import clocks, copies, tape
 from labkit.measure.clocks import TimedCall
 from labkit.measure.correctness import relative_error
 from labkit.measure.tape import Row
@@ -112,9 +112,9 @@ class Session:
         """While recording, the row with what it measures and its stamp."""
         if self.tape is None or self.lesson is None:
             return row
-        found = [stamp.uses_of(self.lesson, row.way or row.title, each, work) for each in functions]
+        found = [tape.uses_of(self.lesson, row.way or row.title, each, work) for each in functions]
         uses = tuple(dict.fromkeys(itertools.chain(*found)))
-        return replace(row, uses=uses, stamp=stamp.stamp_of(self.lesson, uses))
+        return replace(row, uses=uses, stamp=tape.stamp_of(self.lesson, uses))
 
     def _kept(self, row: Row) -> Row | None:
         """The same measurement of the same code on the same device and versions, made before."""

@@ -11,7 +11,7 @@ from nbconvert.preprocessors import CoalesceStreamsPreprocessor
 from nbformat import NotebookNode, writes
 
 from labkit import notebooks, paths
-from labkit.measure import stamp, tape
+from labkit.measure import tape
 from labkit.measure.session import OPTIONS
 from labkit.run import execute
 from labkit.run.pages import without_widgets
@@ -58,7 +58,7 @@ def stale() -> Iterator[str]:
     for path in notebooks.find():
         for device, found in tape.tapes(notebooks.key_of(path)).items():
             for row in tape.read(found):
-                if row.stamp != stamp.stamp_of(path, row.uses):
+                if row.stamp != tape.stamp_of(path, row.uses):
                     sizes = ", ".join(f"{axis} {size}" for axis, size in row.axes.items())
                     what = ", ".join(filter(None, (row.title, row.way, sizes, row.dtype, row.clock)))
                     yield f"{path.stem} on {device}: {what}"

@@ -14,7 +14,7 @@ import stage
 import torch
 
 from labkit import notebooks, paths
-from labkit.measure import stamp, tape
+from labkit.measure import tape
 from labkit.run import record
 
 SETUP = "import stage\ngpu = stage.in_lesson()\nimport labkit as lab\nimport torch, time, os"
@@ -123,7 +123,7 @@ def test_rows_land_on_the_tape_with_what_they_use_and_only_changed_code_is_measu
     assert (fused.median_us, fused.clock, fused.device) == (8.0, "graph", "Simulated")
     assert fused.uses == ("cell fused", "work affine") and rows["the answer", None].uses == ("cell answer",)
     assert rows["twice", None].uses == ("cell doubled", "cell answer")
-    assert all(row.stamp == stamp.stamp_of(toy, row.uses) for row in rows.values())
+    assert all(row.stamp == tape.stamp_of(toy, row.uses) for row in rows.values())
     assert not list(paths.BUILD.rglob("toy.jsonl")) and not list(paths.BUILD.rglob("*.before"))
     recordings.append(recorded())
 
@@ -197,10 +197,10 @@ def test_what_torch_compile_makes_of_a_lessons_function_is_that_function(toy, mo
     compiled = torch.compile(eager)
     for in_the_notebook in (eager, compiled):
         monkeypatch.setattr("__main__.eager", in_the_notebook, raising=False)
-        assert stamp.uses_of(toy, "compiled", compiled) == ("cell eager",)
+        assert tape.uses_of(toy, "compiled", compiled) == ("cell eager",)
     monkeypatch.delattr("__main__.eager")
     with pytest.raises(ValueError, match="way 'compiled': 'eager' has to be a function of a cell"):
-        stamp.uses_of(toy, "compiled", compiled)
+        tape.uses_of(toy, "compiled", compiled)
 
 
 # ---- what is stale -----------------------------------------------------------------------------------------
@@ -229,17 +229,17 @@ AFFINE = {"fused", "mine", "labkit"}
 @pytest.fixture
 def course(clone, monkeypatch):
     """Copies of all that a stamp may reach, and a tape that is not stale."""
-    for name, original in (("KERNELS", stamp.KERNELS), ("WORK", stamp.WORK)):
+    for name, original in (("KERNELS", tape.KERNELS), ("WORK", tape.WORK)):
         shutil.copytree(original, clone / name)
-        monkeypatch.setattr(stamp, name, clone / name)
-    shutil.copy(stamp.CLOCK[0], clone / "clocks.py")
-    monkeypatch.setattr(stamp, "CLOCK", (clone / "clocks.py",))
+        monkeypatch.setattr(tape, name, clone / name)
+    shutil.copy(tape.CLOCK[0], clone / "clocks.py")
+    monkeypatch.setattr(tape, "CLOCK", (clone / "clocks.py",))
     path = stage.lesson(clone, *LESSON)
     notebook = json.loads(path.read_text())
     notebook["cells"][0]["source"] = "# 1. A toy\n\nProse."
     path.write_text(json.dumps(notebook, indent=1))
     paths.write_text(notebooks.solutions_file(path), SOLUTION)
-    made = [tape.Row("One", way, uses=uses, stamp=stamp.stamp_of(path, uses)) for way, uses in ROWS.items()]
+    made = [tape.Row("One", way, uses=uses, stamp=tape.stamp_of(path, uses)) for way, uses in ROWS.items()]
     tape.write(paths.RECORDED / "simulated" / "toy.jsonl", made)
     return clone
 
@@ -333,5 +333,5 @@ def test_a_lesson_that_fails_is_not_rendered_and_a_damaged_tape_is_a_sentence(to
 
 
 def test_another_operator_is_another_stamp_and_another_layout_is_none():
-    plus, minus, spaced = (stamp.dump(ast.parse(code)) for code in ("a + b", "a - b", "(a\n + b)  # c"))
+    plus, minus, spaced = (tape.dump(ast.parse(code)) for code in ("a + b", "a - b", "(a\n + b)  # c"))
     assert plus == spaced != minus
