@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from labkit.exercises import common_hints
-from labkit.exercises.recorded import Recorded
 from labkit.measure import correctness
 from labkit.measure.clocks import Cache, Clock
 from labkit.measure.correctness import dtype_name
+from labkit.measure.launch_counts import Recorded
 from labkit.work import Shape
 
 JudgeStatus = Literal["not attempted", "right", "wrong", "error", "stopped", "crashed", "interrupted"]

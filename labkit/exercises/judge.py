@@ -24,9 +24,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from labkit import child_process, interpreter, notebooks
-from labkit.exercises import common_hints, engine, recorded, symptoms, vast
+from labkit.exercises import common_hints, engine, symptoms, vast
 from labkit.exercises.engine import Call, Exercise, Finding
-from labkit.measure import codegen, correctness
+from labkit.measure import codegen, correctness, launch_counts
 
 GUARD_ELEMENTS = 2**17
 """Elements around each tensor that are watched: further than any tile of an exercise reaches."""
@@ -321,7 +321,7 @@ def _call(
     call = Call(case, dtype, layout, inputs, given, None)
     try:
         # not what the fences do
-        with within or nullcontext(), fences, recorded.recording() as call.launches:
+        with within or nullcontext(), fences, launch_counts.recorded() as call.launches:
             call.got = exercise.call(answer, *inputs.values())
     except Exception as error:
         call.error = error

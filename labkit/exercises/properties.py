@@ -11,8 +11,8 @@ from torch import Tensor
 
 from labkit.exercises import common_hints
 from labkit.exercises.engine import Call, Mistake, Property, difference
-from labkit.exercises.recorded import elements
 from labkit.measure.correctness import DTYPES, dtype_name
+from labkit.measure.launch_counts import elements
 
 ROUNDED_TWICE = 0.02
 """Share of 16-bit results that may differ from the exact ones rounded once. With float32 arithmetic it is

@@ -23,8 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from labkit import interpreter
 from labkit.exercises import common_hints, symptoms
 from labkit.exercises.engine import Call, Exercise, Finding
-from labkit.exercises.recorded import Recorded
-from labkit.measure.launch_counts import LightDispatchMode
+from labkit.measure.launch_counts import LightDispatchMode, Recorded
 
 LARGE_BYTES = 2**24
 """From so many bytes on a tensor is address space; PyTorch computes with smaller ones."""

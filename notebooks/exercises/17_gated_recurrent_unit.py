@@ -3,7 +3,7 @@
 from labkit import kernels, work
 from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec, defined_in_cell
 from labkit.exercises.properties import FEWEST, KERNEL_CASES, PRODUCT, ROUNDED_ONCE, ROUNDED_TWICE
-from labkit.exercises.recorded import elements
+from labkit.measure.launch_counts import elements
 
 from collections.abc import Callable, Sequence
 from typing import Any
