@@ -124,9 +124,11 @@ def explain_end(error: BaseException, file: Path, limit_s: float, lesson: str) -
 def prepare(*lessons: str) -> None:
     """Do once, before the forks: patch the interpreter, load the lessons' kernel cells and exercises."""
     interpreter.patch()
-    # The first launch, the first tensor without memory, the first random numbers: each imports much,
-    # for seconds. No fork should do that again.
+    # The first launch, the first operation that is watched (for it PyTorch imports its compiler), the first
+    # tensor without memory, the first random numbers: each imports much, for seconds. No fork should do that.
     codegen.empty_kernel[(1,)](torch.zeros(1))
+    with launch_counts.recording():
+        torch.zeros(1)
     abs(torch.randn(1, device="meta")), np.random.default_rng(0)
     for lesson in lessons:
         with suppress(Exception):  # what does not run is told of when there is an answer to judge

@@ -27,11 +27,11 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from labkit import interpreter
-from labkit.measure.launch_counts import LightDispatchMode, starts_work
+from labkit.measure.launch_counts import starts_work
 
 WAIT_US, COMPILE_US, CAPTURE_US, UPLOAD_US, REPLAY_US = 2.0, 40_000.0, 900.0, 400.0, 8.0
 """What these cost the host; a wait beside the device's work, a capture beside its launches."""
@@ -61,7 +61,7 @@ def count(part: list[LogEntry], event: str) -> int:
     return sum(entry.event == event for entry in part)
 
 
-class SimulatedGpu(LightDispatchMode):
+class SimulatedGpu(TorchDispatchMode):
     """The device. While it is active PyTorch works on its streams; ``cuda`` stands for torch.cuda."""
 
     def __init__(self, wait_us: float = WAIT_US, compile_us: float = COMPILE_US) -> None:

@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from labkit import interpreter
 from labkit.exercises import common_hints, symptoms
 from labkit.exercises.engine import Call, Exercise, Finding
-from labkit.measure.launch_counts import LightDispatchMode, Recorded
+from labkit.measure.launch_counts import Recorded
 
 LARGE_BYTES = 2**24
 """From so many bytes on a tensor is address space; PyTorch computes with smaller ones."""
@@ -78,7 +79,7 @@ class _NoAddressSpaceError(Exception):
     """The system refuses memory that nobody touches."""
 
 
-class _AddressSpace(LightDispatchMode):
+class _AddressSpace(TorchDispatchMode):
     """Makes large tensors of address space, and knows where all tensors lie that are made inside.
 
     An operation of PyTorch on a large tensor computes nothing: its result has the right form, and zeros.

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from labkit import gpu
-from labkit.measure.launch_counts import LightDispatchMode
 
 Call = Callable[..., Tensor]
 Inputs = Callable[[tuple[int, ...]], tuple[Tensor, ...]]
@@ -245,7 +245,7 @@ _OTHERS = (torch.uint8, 64)
 """For dtypes without a NaN, bytes that no bool and hardly a small integer holds."""
 
 
-class GuardZones(LightDispatchMode):
+class GuardZones(TorchDispatchMode):
     """While active, new uninitialised floating-point tensors hold NaN and lie between fences of NaN.
 
     ``fence`` is the length of each fence, in elements.
