@@ -4,7 +4,6 @@ Commands themselves import what loads slowly: help appears at once, and doctor w
 triton do not.
 """
 
-import errno
 import importlib.util
 import os
 import signal
@@ -32,8 +31,6 @@ AT_ONCE = 2
 AT_ONCE_ON_GPU, ROOM = 4, 2**34
 """On a GPU so many at most, each with so many bytes of its memory. They measure one after the other, and
 judge and draw meanwhile: on an H200 all lessons take some 330 s, and over 600 s one by one."""
-NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
-"""A full disk, a folder that is closed to this user."""
 
 
 class UserError(click.ClickException):
@@ -52,7 +49,7 @@ def value_errors_as_messages() -> Iterator[None]:
 
 
 class Group(click.Group):
-    """Commands that end with 130 when interrupted, and with a sentence where nothing can be written."""
+    """Commands that end with 130 when interrupted."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the chosen command."""
@@ -61,12 +58,6 @@ class Group(click.Group):
         except KeyboardInterrupt:
             click.echo("\nstopped", err=True)
             ctx.exit(130)
-        except OSError as error:
-            if error.errno not in NOT_WRITTEN:
-                raise
-            raise click.ClickException(
-                f"{error}. What was finished is kept; make room, or the folder writable, and run it again."
-            ) from error
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
