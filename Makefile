@@ -22,7 +22,7 @@ endif
 KERNEL_TESTS = tests/browser tests/exercises/test_tasks.py
 
 .DEFAULT_GOAL := help
-.PHONY: run test lab progress reset doctor record render bench site slides lint setup help clean
+.PHONY: run test lab progress reset doctor record render bench site lint setup help clean
 
 run: $(COURSE) ## start here: execute every lesson, or LESSONS=01; results in build/lessons; ARGS=--help for more
 	@$(RUN) -m labkit run $(LESSONS) $(ARGS)
@@ -53,9 +53,6 @@ bench: $(COURSE) ## on a GPU, measure the finished kernels beside others; ARGS="
 
 site: $(TEST) ## the course as pages to read, from the saved outputs, in build/site
 	@$(RUN) -m sphinx -q -W --keep-going -c docs . build/site
-
-slides: $(COURSE) ## the lessons as slides, from their saved outputs, or LESSONS=01; results in build/slides
-	@$(RUN) -m labkit slides $(LESSONS) $(ARGS)
 
 lint: $(TEST) ## ruff, mypy and import-linter, notebooks too
 	@$(RUN) -m ruff check .

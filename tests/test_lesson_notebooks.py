@@ -16,7 +16,7 @@ from labkit.measure import tape
 from labkit.run import record
 
 NEW = notebooks.find()
-TAGS = {notebooks.SETUP, notebooks.KERNEL, "way", notebooks.EXERCISE, "shown"}
+TAGS = {notebooks.SETUP, notebooks.KERNEL, "way", notebooks.EXERCISE}
 MOST_NAMES = 12
 """Names of labkit's face that a lesson has at most."""
 HOME = re.compile(r"(?<![\w.:/])/(?:home|root|work|tmp|mnt|Users|usr|opt|var)/\w+|\b[A-Z]:\\\\\w")

@@ -1,1 +1,1 @@
-"""The command line: lessons executed, a learner's folder, the machine's doctor, pages and slides."""
+"""The command line: lessons executed, a learner's folder, the machine's doctor."""

@@ -211,18 +211,6 @@ def render_command(names: tuple[str, ...]) -> None:
     sys.exit(failed)
 
 
-@cli.command("slides")
-@LESSONS
-def slides_command(names: tuple[str, ...]) -> None:
-    """Make slides of lessons (all of them, if none is named), from the outputs that are saved."""
-    from labkit.run import pages
-
-    for path in _chosen(names):
-        deck = paths.BUILD / "slides" / f"{notebooks.name_of(path)}.html"
-        paths.write_text(deck, pages.slides(path))
-        click.echo(os.path.relpath(deck))
-
-
 # ---- a learner's folder ------------------------------------------------------------------------------------
 
 

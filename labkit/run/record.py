@@ -3,7 +3,7 @@
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from filelock import FileLock
@@ -14,10 +14,10 @@ from labkit import notebooks, paths
 from labkit.measure import tape
 from labkit.measure.session import OPTIONS
 from labkit.run import execute
-from labkit.run.pages import without_widgets
 
 CELL_LIMIT_S = 15 * 60.0
 """Seconds that a cell may take while it is recorded: one may compile for minutes on a slow host."""
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 def record(path: Path) -> execute.Result:
@@ -93,6 +93,11 @@ def rendered(path: Path, device: str = "") -> tuple[NotebookNode, execute.Result
             joined.preprocess_cell(cell, {}, 0)  # how a kernel cuts its text is chance
     notebook.metadata.pop("widgets", None)
     return notebook, result
+
+
+def without_widgets(outputs: Sequence[NotebookNode]) -> list[NotebookNode]:
+    """Outputs without widget views, which show an error on a page without a kernel; static copies stay."""
+    return [output for output in outputs if WIDGET_VIEW not in output.get("data", {})]
 
 
 def render(path: Path) -> execute.Result:

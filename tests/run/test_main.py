@@ -8,14 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import nbformat
 import processes
 import psutil
 import pytest
 import stage
 
 from labkit import __version__, backend, notebooks, paths
-from labkit.run import main, pages
+from labkit.run import main
 
 pytestmark = pytest.mark.usefixtures("clone")
 GOOD = "from labkit.display.say import claim\nclaim('{value} bytes', 3, lambda n: n == 3)"
@@ -59,7 +58,6 @@ def test_run_takes_names_and_strict_fails_where_a_claim_does_not_hold(clone):
     [
         (["run", "07"], "no lesson is called '07'; there are: 01_a, 02_b"),
         *((["run", f"--timeout={seconds}"], "--timeout") for seconds in ("0", "soon")),
-        (["slides", "07"], "no lesson is called '07'"),
         (["render", "07"], "no lesson is called '07'"),
         (["record", "01"], "recording needs a GPU"),
         (["reset", "01"], "`labkit lab` makes one"),
@@ -109,26 +107,3 @@ def test_an_interrupted_run_leaves_no_kernel_and_a_table_of_what_is_finished(clo
     assert all(map(processes.gone, kernels)) and not list(clone.rglob("ran"))
     assert re.search(r"01_good +│ passed", output) and "build/lessons/01_good.ipynb" in output
     assert all(re.search(rf"{name} +│ unfinished", output) for name in (*names, "09_next"))
-
-
-def test_slides_have_kernels_and_figures_without_the_code_that_drew_them(clone):
-    path = stage.lesson(clone, "draw()", ("kernel", "def my_kernel(): ..."))
-    output = '{"output_type": "stream", "name": "stdout", "text": "the figure"}'
-    text = path.read_text().replace('"outputs": []', f'"outputs": [{output}]', 1)
-    path.write_text(text)
-    assert "build/slides/01_toy.html" in stage.labkit("slides").output
-    deck = (paths.BUILD / "slides" / "01_toy.html").read_text()
-    assert "the figure" in deck and "my_kernel" in deck and "draw" not in deck
-
-
-def test_on_slides_a_figure_stands_without_widgets_and_folded_code_is_on_none(clone):
-    path = stage.lesson(clone, ("kernel", "def shown(): ..."), ("way", "def folded(): ..."))
-    notebook = notebooks.read(path)
-    notebook.cells[-1].metadata["jupyter"] = {"source_hidden": True}
-    panel = {"text/html": "<b>the panel</b>", pages.WIDGET_VIEW: {"model_id": "1"}}
-    static = {"text/html": "<b>the static copy</b>"}
-    notebook.cells[-2].outputs = [nbformat.v4.new_output("display_data", each) for each in (panel, static)]
-    nbformat.write(notebook, path)
-    deck = pages.slides(path)
-    assert "the static copy" in deck and "shown" in deck
-    assert "the panel" not in deck and "folded" not in deck
