@@ -275,8 +275,6 @@ def _cuda_of(gpu: SimulatedGpu) -> ModuleType:
         current_stream=lambda device=None: gpu.current,
         default_stream=lambda device=None: gpu.default,
         synchronize=lambda device=None: gpu.synchronize(),
-        graph_pool_handle=lambda: (0, 0),
-        empty_cache=lambda: None,
     )
     return cuda
 
@@ -341,15 +339,6 @@ class Event:
     def synchronize(self) -> None:
         """Let the host wait for the mark."""
         self._gpu.wait(self.before, self._us or 0.0)
-
-    def query(self) -> bool:
-        """Whether the device has come to the mark; asking takes the host some time."""
-        self._gpu.not_while_capturing("the host asked how far the device is")
-        self._gpu.host_us += 0.5
-        done = (self._us or 0.0) <= self._gpu.host_us
-        if done:
-            self._gpu.host_waited |= self.before
-        return done
 
     def elapsed_time(self, later: "Event") -> float:
         """Milliseconds from this time stamp to another one."""
