@@ -1,4 +1,4 @@
-"""What this machine is, in nine lines, and what to do about it, in one sentence.
+"""What this machine is, in seven lines, and what to do about it, in one sentence.
 
 Has to work where the rest of the course does not: nothing is imported at the top that a broken or missing
 torch, triton or Jupyter would break.
@@ -9,26 +9,16 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sysconfig
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
 
 from packaging.version import Version
 
 from labkit import backend, paths
 
-TRITON_OF_TORCH = {"2.11": "3.6.0", "2.13": "3.7.1", "2.15": "3.9.0"}
-"""For CPU builds of torch, which do not name the triton they belong to."""
 RUN = "make run" if paths.IN_CLONE else "labkit run"
-ABOUT_ITS_GPU = {
-    "Colab": "For an L4 or an A100: Runtime > Change runtime type.",
-    "Kaggle": "For a GPU: Settings > Accelerator.",
-    "WSL": "If this machine has an NVIDIA GPU: install its driver in Windows, not in WSL.",
-}
 JUPYTER = ("jupyterlab", "ipykernel", "ipywidgets")
 
 
@@ -37,14 +27,12 @@ class Facts:
     """What was found on a machine; None is "not there"."""
 
     system: str = "Linux"
-    place: str = ""
-    """Colab, Kaggle, Binder or WSL; empty for any other machine."""
     versions: dict[str, str | None] = field(default_factory=dict)
     """Of torch, triton, numpy and Jupyter's packages."""
     broken: dict[str, str] = field(default_factory=dict)
     """Why a package that is there cannot be imported."""
     triton_wanted: str | None = None
-    """The triton that belongs to this torch, where that is known."""
+    """The triton that this torch requires; a CPU build of torch requires none."""
     device: str | None = None
     """Name, capability and memory of the GPU that torch can use."""
     reason: str = ""
@@ -55,34 +43,17 @@ class Facts:
     """Whether Python.h is there."""
 
 
-class Advice(NamedTuple):
-    """What to do. ``ready`` is whether the lessons run as things are."""
-
-    ready: bool
-    sentence: str
-
-
-def advise(facts: Facts) -> Advice:
-    """The first thing that is in the way, and what to do about it; else what to expect."""
+def advise(facts: Facts) -> tuple[bool, str]:
+    """Whether the lessons run as things are; and what is in the way and what to do, or what to expect."""
     if obstacle := _obstacle(facts):
-        return Advice(False, obstacle)
-    hosted = facts.place in ("Colab", "Kaggle")
-    run = "the lesson" if hosted else f"`{RUN}`"
-    if facts.reason:
-        why = "" if facts.reason == backend.NO_DRIVER else f", because {facts.reason}"
-        sentence = (
-            f"Ready without a GPU: {run} interprets the kernels at small sizes{why}. "
-            "Figures of time come from recordings."
-        )
-        if facts.reason == backend.NO_DRIVER and facts.place in ABOUT_ITS_GPU:
-            sentence += f" {ABOUT_ITS_GPU[facts.place]}"
-    else:
-        sentence = f"Ready: {run} runs on the GPU."
-    if hosted:
-        return Advice(True, sentence)
-    if facts.versions.get("jupyterlab") is None:
-        sentence += " JupyterLab is missing; only `labkit lab` needs it."
-    return Advice(True, sentence)
+        return False, obstacle
+    if not facts.reason:
+        return True, f"Ready: `{RUN}` runs on the GPU."
+    why = "" if facts.reason == backend.NO_DRIVER else f", because {facts.reason}"
+    return True, (
+        f"Ready without a GPU: `{RUN}` interprets the kernels at small sizes{why}. "
+        "Figures of time come from recordings."
+    )
 
 
 def _obstacle(facts: Facts) -> str:
@@ -125,65 +96,44 @@ def _obstacle(facts: Facts) -> str:
 
 
 def lines(facts: Facts) -> list[tuple[str, str]]:
-    """The nine lines: what is looked at, and what was found."""
-
-    def told(name: str) -> str:
-        broken = f", broken: {facts.broken[name]}" if name in facts.broken else ""
-        return f"{facts.versions.get(name) or 'missing'}{broken}"
-
-    place = f" ({facts.place})" if facts.place else ""
-    built = backend.installed_torch()
-    build = f"built for CUDA {built.cuda}" if built and built.cuda else "CPU build"
-    wanted = f" (this torch goes with {facts.triton_wanted})" if facts.triton_wanted else ""
-    kernels = f"interpreted on the CPU: {facts.reason}" if facts.reason else "compiled for the GPU"
-    if facts.versions.get("triton") is None or "triton" in facts.broken:
-        kernels = "none can run without triton"
+    """The seven lines: what is looked at, and what was found."""
+    told = {name: facts.versions.get(name) or "missing" for name in ("torch", "triton", *JUPYTER)}
+    told |= {name: f"{told[name]}, broken: {error}" for name, error in facts.broken.items()}
     headers = f"Python.h {'found' if facts.headers else 'missing'} (needed on a GPU)"
     return [
-        ("system", f"{facts.system}{place} {platform.machine()}, Python {platform.python_version()}"),
+        ("system", f"{facts.system} {platform.machine()}, Python {platform.python_version()}"),
         ("GPU", facts.device or "none that torch can use"),
-        ("driver", _driver() or "none found"),
-        ("torch", f"{told('torch')}, {build}" if built else told("torch")),
-        ("triton", told("triton") + wanted),
-        ("kernels", kernels),
+        ("torch", told["torch"]),
+        ("triton", told["triton"]),
+        ("kernels", f"interpreted on the CPU: {facts.reason}" if facts.reason else "compiled for the GPU"),
         ("C compiler", f"{facts.compiler or 'missing'}; {headers}"),
-        ("Jupyter", ", ".join(f"{name} {told(name)}" for name in JUPYTER)),
-        ("cache", str(paths.cache())),
+        ("Jupyter", ", ".join(f"{name} {told[name]}" for name in JUPYTER)),
     ]
 
 
 def collect() -> Facts:
     """Look at this machine; nothing is measured, and nothing that is missing or broken is an error."""
-    versions = {name: _version(name) for name in ("numpy", *JUPYTER)}
+    versions = {name: _version(name) for name in ("torch", "triton", "numpy", *JUPYTER)}
     broken = {}
     for name in ("torch", "triton"):
         try:
             versions[name] = str(importlib.import_module(name).__version__)
         except Exception as error:  # a broken binary package raises anything; the report shows it
-            versions[name] = _version(name)
             if versions[name]:
                 broken[name] = f"{type(error).__name__}: {error}".split("\n")[0]
-    device = _device() if versions["torch"] and "torch" not in broken else None
+    required = "\n".join(metadata.requires("torch") or []) if _version("torch") else ""
+    wanted = re.search(r"^triton==([\w.]+)", required, re.MULTILINE)
     compilers = (shutil.which(name) for name in (os.environ.get("CC"), "gcc", "clang") if name)
     return Facts(
         system=platform.system(),
-        place=_place(os.environ, platform.release()),
         versions=versions,
         broken=broken,
-        triton_wanted=_wanted_triton(versions["torch"]),
-        device=device,
+        triton_wanted=wanted[1] if wanted else None,
+        device=_device() if versions["torch"] and "torch" not in broken else None,
         reason=backend.reason,
         compiler=next(filter(None, compilers), None),
         headers=Path(sysconfig.get_paths()["include"], "Python.h").exists(),
     )
-
-
-def _place(environment: Mapping[str, str], kernel: str) -> str:
-    """Whose machine this is, by its variables, or the name of its Linux kernel."""
-    marks = {"COLAB_RELEASE_TAG": "Colab", "KAGGLE_KERNEL_RUN_TYPE": "Kaggle", "BINDER_LAUNCH_HOST": "Binder"}
-    found = [place for name, place in marks.items() if name in environment]
-    found += ["WSL"] if "microsoft" in kernel.lower() else []
-    return found[0] if found else ""
 
 
 def _version(package: str) -> str | None:
@@ -193,14 +143,6 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _wanted_triton(torch: str | None) -> str | None:
-    """The triton that a torch belongs to: the one it requires, else the one in the table."""
-    required = metadata.requires("torch") if _version("torch") else None
-    if named := re.search(r"^triton==([\w.]+)", "\n".join(required or []), re.MULTILINE):
-        return named[1]
-    return TRITON_OF_TORCH.get(".".join((torch or "").split(".")[:2]))
-
-
 def _device() -> str | None:
     import torch
 
@@ -208,12 +150,3 @@ def _device() -> str | None:
         return None
     card = torch.cuda.get_device_properties(0)
     return f"{card.name}, capability {card.major}.{card.minor}, {card.total_memory / 2**30:.0f} GiB"
-
-
-def _driver() -> str | None:
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return next(iter(answer.stdout.split()), None)

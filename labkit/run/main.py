@@ -293,9 +293,9 @@ def doctor_command() -> None:
     for label, found in doctor.lines(facts):
         table.add_row(label, escape(found))
     Console().print(table, highlight=False)
-    decided = doctor.advise(facts)
-    click.echo(f"\n{decided.sentence}")
-    sys.exit(not decided.ready)
+    ready, sentence = doctor.advise(facts)
+    click.echo(f"\n{sentence}")
+    sys.exit(not ready)
 
 
 def main() -> None:
