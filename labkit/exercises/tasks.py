@@ -27,7 +27,7 @@ from labkit import gpu, interpreter, notebooks, paths
 from labkit.display import style
 from labkit.display.style import interactive
 from labkit.display.table import Table, show_table
-from labkit.exercises import judge, progress, race
+from labkit.exercises import judge, learner, race
 from labkit.exercises.engine import Exercise, Finding, JudgeStatus
 from labkit.measure import session
 from labkit.measure.correctness import CHECK_MIME
@@ -127,7 +127,7 @@ class Tasks:
         the disk, so nothing but the page itself can change one.
         """
         self._exercise(name)
-        progress.keep(self._lesson, name, "not attempted")
+        learner.keep(self._lesson, name, "not attempted")
         self._right.pop(name, None)
         cells = notebooks.code_cells(notebooks.read_json(notebooks.resolve(self._lesson)))
         (cell,) = [each["source"] for _, each in cells if f'tasks.check("{name}",' in each["source"]]
@@ -143,7 +143,7 @@ class Tasks:
         lessons = [path for path in notebooks.find() if path.parent == paths.NOTEBOOKS]
         if not interactive():  # what is saved in a notebook is about this lesson, and nobody's own
             lessons = [notebooks.resolve(self._lesson)]
-        table = progress.table(lessons)
+        table = learner.table(lessons)
         show_table("", list(table), table.to_numpy().tolist())
 
     def _judge_cell(self, exercise: Exercise, answer: Any) -> None:
@@ -155,8 +155,8 @@ class Tasks:
             return
         file = self._write(name, cell)
         finding = self._judge(name, file)
-        if progress.read(self._lesson).get(name) != "right":  # what was solved once stays so
-            progress.keep(self._lesson, name, finding.status)
+        if learner.read(self._lesson).get(name) != "right":  # what was solved once stays so
+            learner.keep(self._lesson, name, finding.status)
         if finding.status == "right":
             self._right[name] = answer, file
         self._show(exercise, finding)
@@ -180,26 +180,26 @@ class Tasks:
 
     def _show(self, exercise: Exercise, finding: Finding) -> None:
         """Show the verdict, with the solution below it after some answers that were not right."""
-        tried = len(progress.attempt_files(self._lesson, exercise.name))
+        tried = len(learner.attempt_files(self._lesson, exercise.name))
         offered = finding.status not in ("right", "not attempted") and tried >= OFFERED_AFTER
         display(Verdict(exercise, finding, self._solutions[exercise.name] if offered else ""))
 
     def _write(self, name: str, cell: str) -> Path:
         """Write an answer to a file before it is run; the files of earlier answers stay."""
-        earlier = progress.attempt_files(self._lesson, name)
+        earlier = learner.attempt_files(self._lesson, name)
         for file in earlier:  # run again, it is no other try
             if source_digest(file.read_text(encoding="utf-8")) == source_digest(cell):
                 paths.write_text(file, cell)
                 return file
         number = int(earlier[-1].stem) + 1 if earlier else 1
-        file = progress.folder(self._lesson) / name / f"{number:04}.py"
+        file = learner.attempts(self._lesson) / name / f"{number:04}.py"
         paths.write_text(file, cell)
         return file
 
     def _take_back(self, name: str, problem: Finding) -> None:
         """A kernel that was right in the interpreter, and is not at the race's sizes on this GPU."""
         del self._right[name]
-        progress.keep(self._lesson, name, problem.status)
+        learner.keep(self._lesson, name, problem.status)
         self._show(self._exercise(name), problem)
 
     def _race(self, name: str, beside: Mapping[str, Callable[..., Any]], measured: bool = True) -> Table:

@@ -218,7 +218,7 @@ def render_command(names: tuple[str, ...]) -> None:
 @click.argument("words", metavar="[FOLDER] [JUPYTER_OPTION]...", nargs=-1, type=click.UNPROCESSED)
 def lab_command(words: tuple[str, ...]) -> None:
     """Open the lessons in JupyterLab, in a folder of your own: work/, if none is named."""
-    from labkit.run import folder as learners
+    from labkit.exercises import learner
 
     if importlib.util.find_spec("jupyterlab") is None:
         raise UserError("JupyterLab is missing: pip install 'gpu-labkit[course]'")
@@ -226,7 +226,7 @@ def lab_command(words: tuple[str, ...]) -> None:
     folder, options = Path(words[0] if named else "work"), words[named:]
     new = not folder.exists()
     with value_errors_as_messages():
-        for sentence in learners.open_folder(folder):
+        for sentence in learner.open_folder(folder):
             click.echo(sentence)
     # In most containers the user is root, and Jupyter wants to be told that this is meant.
     root = ["--allow-root"] if os.getuid() == 0 else []
@@ -251,7 +251,7 @@ def _learners_state(folder: Path | None) -> Path:
 @click.argument("folders", metavar="[FOLDER]...", nargs=-1, type=PATH)
 def progress_command(folders: tuple[Path, ...]) -> None:
     """Print a folder's exercises: open, tried or solved. Of several folders, a line for each learner."""
-    from labkit.exercises.progress import STATES, table
+    from labkit.exercises.learner import STATES, table
 
     for folder in folders or (None,):
         exercises = table(state=_learners_state(folder))
@@ -268,10 +268,10 @@ def progress_command(folders: tuple[Path, ...]) -> None:
 @click.option("folder", "--folder", type=PATH, help="The learner's folder, if it is not this one or work/.")
 def reset_command(lesson: str, folder: Path | None) -> None:
     """Begin a lesson anew: a fresh copy takes the place of yours, which is kept under another name."""
-    from labkit.run import folder as learners
+    from labkit.exercises import learner
 
     with value_errors_as_messages():
-        fresh, aside = learners.reset(_learners_state(folder).parent, lesson)
+        fresh, aside = learner.reset(_learners_state(folder).parent, lesson)
     kept = f" Yours is {aside.name} now." if aside else ""
     click.echo(
         f"{fresh.name} is as published.{kept} If JupyterLab has it open: File > Reload Notebook from Disk."

@@ -21,7 +21,7 @@ from nbformat.sign import NotebookNotary
 from processes import wait_for
 
 from labkit import paths
-from labkit.run import folder as learners
+from labkit.exercises import learner
 
 if TYPE_CHECKING:  # the tests are also collected where playwright is missing, to say so
     from playwright.sync_api import Browser, ConsoleMessage, Locator, Page
@@ -119,7 +119,7 @@ class Lab:
         Returns its path as the server knows it.
         """
         if isinstance(notebook, Path):  # as labkit lab hands it out
-            name, made = notebook.name, nbformat.reads(learners.handed_out(notebook), as_version=4)
+            name, made = notebook.name, nbformat.reads(learner.handed_out(notebook), as_version=4)
         else:
             cells = [nbformat.v4.new_code_cell(cell) for cell in notebook]
             name, made = "notebook.ipynb", nbformat.v4.new_notebook(cells=cells)

@@ -8,7 +8,8 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 from labkit import notebooks, paths
-from labkit.exercises import progress, tasks
+from labkit.exercises import learner as learners
+from labkit.exercises import tasks
 from labkit.measure.correctness import CHECK_MIME
 from labkit.run import execute
 
@@ -59,7 +60,7 @@ def attempts(kept):
 
 def of_mask():
     """State and tries of the exercise that these tests are about."""
-    return progress.table().set_index(["lesson", "exercise"]).loc[(LESSON, "mask")]
+    return learners.table().set_index(["lesson", "exercise"]).loc[(LESSON, "mask")]
 
 
 @pytest.mark.parametrize("name", tasks.judge.find(LESSON))
@@ -95,7 +96,7 @@ def test_progress_counts_tries_and_outlives_the_session_and_a_spoilt_file(learne
     one = learner()
     for mask in ("at <= count", "True", "at < count"):
         one.run(masked(mask))
-    table = progress.table().set_index(["lesson", "exercise"])
+    table = learners.table().set_index(["lesson", "exercise"])
     assert list(table.loc[LESSON, "mask"]) == ["✓ solved", 3]
     assert list(table.loc[LESSON, "affine"]) == ["○ open", 0]
     assert list(table.index.unique("lesson")) == [

@@ -10,7 +10,7 @@ import pytest
 import stage
 
 from labkit import notebooks, paths
-from labkit.exercises import progress
+from labkit.exercises import learner
 
 LESSONS = ("01_launch_overhead", "asides/wrong_measurements")
 COURSE = paths.NOTEBOOKS
@@ -137,7 +137,7 @@ def test_reset_twice_in_a_second_loses_neither_file(course, labkit, tmp_path):
 
 def test_progress_of_a_folder_and_a_line_a_learner_for_several(course, labkit, tmp_path, monkeypatch):
     labkit("lab")
-    count = len(progress.table())
+    count = len(learner.table())
     answer("work", mask="right", affine="wrong")
     said = labkit("progress")
     assert said.splitlines()[-1] == f"1 of {count} solved"
@@ -156,8 +156,8 @@ def test_progress_of_a_folder_and_a_line_a_learner_for_several(course, labkit, t
 def test_in_a_fresh_clone_nothing_is_solved_whatever_the_cache_has(course, labkit, tmp_path):
     attempts = tmp_path / "cache" / "attempts" / "launch_overhead" / "verdicts.json"
     paths.write_text(attempts, json.dumps({"mask": "right"}))
-    assert set(progress.table()["state"]) == {"○ open"}
+    assert set(learner.table()["state"]) == {"○ open"}
     labkit("lab")
     assert labkit("progress").splitlines()[-1].startswith("0 of ")
     answer("work", mask="right")
-    assert set(progress.table()["state"]) == {"○ open"}, "and the answers of a folder stay in it"
+    assert set(learner.table()["state"]) == {"○ open"}, "and the answers of a folder stay in it"

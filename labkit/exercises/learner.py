@@ -7,10 +7,18 @@ guesses, and in ``.labkit/handed_out`` each lesson as it was when the learner go
 import json
 import os
 import shutil
+from collections.abc import Iterable
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from filelock import FileLock
 
 from labkit import notebooks, paths
+
+STATES = {"solved": "✓ solved", "tried": "✗ tried", "open": "○ open"}
 
 
 def open_folder(folder: Path) -> list[str]:
@@ -71,6 +79,55 @@ def reset(folder: Path, lesson: str) -> tuple[Path, Path | None]:
         aside = mine.rename(mine.with_name(f"{mine.stem}.before-{datetime.now():%Y-%m-%d-%H%M%S-%f}.ipynb"))
     for path in (mine, before):
         paths.write_text(path, handed_out(published))
-    verdicts = folder / paths.STATE / "attempts" / notebooks.key_of(published) / "verdicts.json"
-    verdicts.unlink(missing_ok=True)
+    (attempts(lesson, folder / paths.STATE) / "verdicts.json").unlink(missing_ok=True)
     return mine, aside
+
+
+# ---- answers and verdicts ----------------------------------------------------------------------------------
+
+
+def attempts(lesson: str, state: Path | None = None) -> Path:
+    """Where a lesson's attempts are: by its name without the number, which may change."""
+    return (state or paths.state()) / "attempts" / notebooks.key_of(notebooks.resolve(lesson))
+
+
+def attempt_files(lesson: str, exercise: str, state: Path | None = None) -> list[Path]:
+    """The files of a learner's attempts at an exercise, in their order."""
+    return sorted(file for file in (attempts(lesson, state) / exercise).glob("*.py") if file.stem.isdigit())
+
+
+def read(lesson: str, state: Path | None = None) -> dict[str, str]:
+    """The status of each exercise that was tried; empty where somebody has spoilt the file by hand."""
+    kept: Any = None
+    with suppress(FileNotFoundError, ValueError):
+        kept = json.loads((attempts(lesson, state) / "verdicts.json").read_text(encoding="utf-8"))
+    return {name: str(status) for name, status in kept.items()} if isinstance(kept, dict) else {}
+
+
+def keep(lesson: str, exercise: str, status: str) -> None:
+    """Keep the status of an exercise: of its last verdict, "right" if one was so, or "not attempted"."""
+    file = attempts(lesson) / "verdicts.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(file.with_suffix(".lock")):  # another session of the same lesson keeps its own
+        paths.write_text(file, json.dumps({**read(lesson), exercise: status}, indent=1))
+
+
+def table(lessons: Iterable[Path] | None = None, state: Path | None = None) -> pd.DataFrame:
+    """A row for each exercise of these lessons (default: all of them): lesson, exercise, state, tries.
+
+    An exercise is solved if a verdict on it was right, tried if there was another one, else open.
+    ``state`` is the ``.labkit`` of a learner's folder, that of this process if left out.
+    """
+    rows = []
+    for path in notebooks.find() if lessons is None else lessons:
+        lesson = notebooks.name_of(path)
+        records = read(lesson, state)
+        for _, cell in notebooks.code_cells(notebooks.read_json(path)):
+            if notebooks.EXERCISE not in notebooks.tags(cell):
+                continue
+            name = notebooks.exercise_of(cell)
+            tries = len(attempt_files(lesson, name, state))
+            status = records.get(name, "not attempted")
+            found = "solved" if status == "right" else "tried" if status != "not attempted" else "open"
+            rows.append({"lesson": lesson, "exercise": name, "state": STATES[found], "tries": tries})
+    return pd.DataFrame(rows, columns=["lesson", "exercise", "state", "tries"])
