@@ -155,6 +155,17 @@ def _compute_bfloat16_by_value(compute: Any, builder: Any, first: Any, *rest: An
     return made if made.data.dtype == bool else builder.cast_impl(made, tl.bfloat16)
 
 
+@_replaces(InterpreterBuilder, "create_maxnumf")
+def _larger_number(larger: Any, builder: Any, left: Any, right: Any) -> Any:
+    """Of a NaN and a number a GPU takes the number, unless tl.maximum is told to propagate NaN."""
+    return builder.binary_op(left, right, np.fmax)
+
+
+@_replaces(InterpreterBuilder, "create_minnumf")
+def _smaller_number(smaller: Any, builder: Any, left: Any, right: Any) -> Any:
+    return builder.binary_op(left, right, np.fmin)
+
+
 @_replaces(InterpreterBuilder, "create_dot")
 def _multiply_bfloat16_by_value(multiply: Any, builder: Any, a: Any, b: Any, *rest: Any) -> Any:
     if _is_bfloat16(a.dtype):

@@ -23,6 +23,8 @@ from labkit.measure.correctness import dtype_name
 from labkit.measure.launch_counts import Recorded
 from labkit.work import Shape
 
+ALTERNATING = "every other input transposed"
+"""A layout of which each input has its own: addresses made with the strides of another one are wrong."""
 JudgeStatus = Literal["not attempted", "right", "wrong", "error", "stopped", "crashed", "interrupted"]
 
 

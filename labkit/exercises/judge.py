@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from labkit import child_process, interpreter, notebooks
 from labkit.exercises import common_hints, engine, symptoms, vast
-from labkit.exercises.engine import Call, Exercise, Finding
+from labkit.exercises.engine import ALTERNATING, Call, Exercise, Finding
 from labkit.measure import codegen, correctness, launch_counts
 
 GUARD_ELEMENTS = 2**17
@@ -263,6 +263,17 @@ class _MadeAnywhere(TorchFunctionMode):
             torch.tensor,
         }
     )
+    like = frozenset(  # not new_empty, with which Triton's interpreter sees tensors as the CPU's
+        {
+            torch.empty_like,
+            torch.zeros_like,
+            torch.ones_like,
+            torch.full_like,
+            Tensor.new_zeros,
+            Tensor.new_ones,
+            Tensor.new_full,
+        }
+    )
 
     def __init__(self) -> None:
         super().__init__()
@@ -274,7 +285,8 @@ class _MadeAnywhere(TorchFunctionMode):
             self.made = [each for each in self.made if each.data_ptr() != made.data_ptr()]  # moved to x's
         by_name = [each for each in (*args[1:], device) if isinstance(each, str)]  # x.device is no text
         nowhere = func in self.factories and not device
-        if nowhere or func is Tensor.cpu or (func in (*self.factories, Tensor.to) and "cpu" in by_name):
+        placed = func in self.factories or func in self.like or func is Tensor.to
+        if nowhere or func is Tensor.cpu or (placed and "cpu" in by_name):
             self.made.append(made)
         return made
 
@@ -317,9 +329,12 @@ def _call(
     torch.default_generator.manual_seed(seed)  # without a word to GPUs, which takes a millisecond
     inputs = {name: cast(value) for name, value in exercise.inputs(*case).items()}
     given, fences = dict(inputs), JudgeGuardZones()
+    several = 0  # tensors of two dimensions and more: those that can be transposed
     for name, value in inputs.items():
         if isinstance(value, Tensor) and value.numel():
-            inputs[name] = fences.place(value, layout if value.dim() else "contiguous")
+            several += value.dim() > 1
+            own = ("transposed", "contiguous")[several % 2] if layout == ALTERNATING else layout
+            inputs[name] = fences.place(value, own if value.dim() else "contiguous")
     call = Call(case, dtype, layout, inputs, given, None)
     try:
         # not what the fences do

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from labkit.exercises import common_hints
-from labkit.exercises.engine import Call, Mistake, Property, difference
+from labkit.exercises.engine import ALTERNATING, Call, Mistake, Property, difference
 from labkit.measure.correctness import DTYPES, dtype_name
 from labkit.measure.launch_counts import elements
 
@@ -220,7 +220,10 @@ FULL_FLOAT32 = Property("tf32", _full_float32, *common_hints.TF32, before_values
 FIXED_LOOP = Property("fixed-loop", _fixed_loop, *common_hints.FIXED_LOOP)
 HALF_PRODUCTS = Property("wide-products", _half_products, *common_hints.WIDE_PRODUCTS)
 ROUNDED_ONCE = Property("rounded-twice", _rounded_once, *common_hints.ROUNDED_TWICE, before_values=True)
-KERNEL_CASES: dict[str, Any] = {"dtypes": DTYPES, "layouts": ("contiguous", "transposed", "strided")}
+KERNEL_CASES: dict[str, Any] = {
+    "dtypes": DTYPES,
+    "layouts": ("contiguous", "transposed", "strided", ALTERNATING),
+}
 """How the kernel of most exercises is tried."""
 ALL_STORED = (STORED_OVER, UNWRITTEN, NOTHING_STORED, NO_OTHER)
 """Of a kernel that stores all elements of its results."""

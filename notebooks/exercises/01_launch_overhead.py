@@ -106,7 +106,7 @@ affine = Exercise(
     "affine",
     reference=layer,
     cases=((1, 1), (3, 5), (37, 33)),
-    large=((5, 640), (21, 5000), (1, 24_576)),
+    large=((5, 640), (21, 5000), (1, 33_000)),
     vast=((32_768, 24_576), (3000, 20_000), (70_000, 20_000)),
     inputs=layer_inputs,
     **KERNEL_CASES,

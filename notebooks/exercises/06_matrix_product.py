@@ -20,6 +20,17 @@ DEPTH = 32
 RACE = RaceSpec(work.matmul, {"cuBLAS": linear}, ({"batch": 4096, "width": 4096},), counted=False)
 
 
+HANDED_ROWS = 260
+"""Rows of x in the case of the product in which the answer is told other sizes than its own."""
+HANDED = 128, 64, 16, 2
+"""BM, BN, BK and num_stages in that case."""
+
+
+def depth_of(x: Tensor) -> int:
+    """Columns of x in a step."""
+    return HANDED[2] if len(x) == HANDED_ROWS else DEPTH
+
+
 def matrices(M: int, N: int, K: int, poisoned: bool = False) -> dict[str, Any]:
     """x (M, K) and weight (N, K); poisoned: with rows of which no number may come into another row's sums."""
     given = {"x": torch.randn(M, K), "weight": torch.randn(N, K)}
@@ -30,7 +41,7 @@ def matrices(M: int, N: int, K: int, poisoned: bool = False) -> dict[str, Any]:
 
 def reading_on(x: Tensor, weight: Tensor) -> Tensor:
     """What comes out when the last step takes what lies behind each row: the row below, NaN behind all."""
-    columns = -(-x.shape[1] // DEPTH) * DEPTH
+    columns = -(-x.shape[1] // depth_of(x)) * depth_of(x)
     a, b = (
         elements_at(each, torch.arange(len(each))[:, None] * x.shape[1] + torch.arange(columns))
         for each in (x, weight)
@@ -57,7 +68,12 @@ def rows_apart(matrix: Tensor, numbers: int) -> Tensor:
 
 def in_steps(combine: Callable[[list[Tensor]], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
     """What ``combine`` makes of the products of all tiles along K."""
-    return lambda x, weight: combine(list(map(linear, x.split(DEPTH, 1), weight.split(DEPTH, 1))))
+
+    def gives(x: Tensor, weight: Tensor) -> Tensor:
+        depth = depth_of(x)
+        return combine(list(map(linear, x.split(depth, 1), weight.split(depth, 1))))
+
+    return gives
 
 
 def doubled_in_each_step(x: Tensor, weight: Tensor) -> Tensor:
@@ -67,7 +83,7 @@ def doubled_in_each_step(x: Tensor, weight: Tensor) -> Tensor:
 
 def steps_of_one(x: Tensor, weight: Tensor) -> Tensor:
     """What comes out when the next step begins one number further on: early numbers come in less often."""
-    times = torch.arange(1, x.shape[1] + 1, dtype=x.dtype).clamp(max=DEPTH)
+    times = torch.arange(1, x.shape[1] + 1, dtype=x.dtype).clamp(max=depth_of(x))
     return linear(x * times, weight)
 
 
@@ -107,20 +123,16 @@ STEPS = {
 
 def called(answer: Callable[..., Tensor], x: Tensor, weight: Tensor) -> Tensor:
     """Call the answer, with tiles of another size in one case, as the cells after it do."""
-    return answer(x, weight, *HANDED) if len(x) == 260 else answer(x, weight)
-
-
-HANDED = 128, 128, 32, 2
-"""BM, BN, BK and num_stages in that case."""
+    return answer(x, weight, *HANDED) if len(x) == HANDED_ROWS else answer(x, weight)
 
 
 def not_handed_on(call: Call) -> str:
     """Whether the launch of that case is not told what the answer was."""
-    if len(call.passed["x"]) != 260:
+    if len(call.passed["x"]) != HANDED_ROWS:
         return ""
     for _, given in call.launches.kernels:
         numbers = [value for value in given.values() if isinstance(value, int)]
-        if given.get("num_stages") != HANDED[3] or numbers.count(128) < 2 or 32 not in numbers:
+        if given.get("num_stages") != HANDED[3] or not {*HANDED[:3]} <= {*numbers}:
             return f"it was called with BM, BN, BK and num_stages of {HANDED}, and the kernel with others."
     return ""
 
@@ -130,7 +142,15 @@ product = Exercise(
     "product",
     reference=linear,
     cases=((1, 1, 1), (5, 3, 31), (37, 66, 70)),
-    large=((4, 3, 33, True), (3, 5, 64), (2, 3, 1030), (260, 140, 70), (2, 260, 33), (1, 1, 8300), (3, 5, 0)),
+    large=(
+        (4, 3, 33, True),
+        (3, 5, 64),
+        (2, 3, 1030),
+        (HANDED_ROWS, 140, 70),
+        (2, 260, 33),
+        (1, 1, 8300),
+        (3, 5, 0),
+    ),
     vast=((40, 1_000_000, 2200), (2**26 + 1, 40, 40)),
     inputs=matrices,
     call=called,

@@ -278,7 +278,8 @@ softmax = Exercise(
             gives=without_maximum,
         ),
         "zero-in-maximum": Mistake(
-            "Masked places add nothing to your sum. What do they hold where the maximum is found?",
+            "Which numbers take part in your maximum that are not in the row? Those of masked places, or "
+            "the one that it begins with?",
             "With a 0 among them the maximum of a row far below 0 is 0, and each exp(x - 0) is 0 as well: "
             'other=float("-inf").',
             gives=zero_in_maximum,

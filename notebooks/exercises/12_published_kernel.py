@@ -270,7 +270,7 @@ few_backward = Exercise(
     reference=gradients(),
     cases=((1, 4, 2), (5, 3, 2), (9, 33, 4), (64, 40, 16)),
     large=((1, 9000, 1), (100, 8, 2), (3, 640, 2), (6, 128, 9), (40, 16, 4)),
-    vast=((2**25 + 1, 70, 2**24),),
+    vast=((2**25 + 1, 70, 2**24), (2**25 + 1, 70, 2**25 + 1)),
     inputs=norm_inputs,
     **KERNEL_CASES,
     properties=(

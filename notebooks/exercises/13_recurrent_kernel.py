@@ -50,7 +50,7 @@ recurrence = Exercise(
     "recurrence",
     reference=pytorch_loop,
     cases=((1, 1, 1), (2, 1, 5), (2, 5, 20)),
-    large=((1, 2, 128), (2, 2, 140), (1, 1100, 2), (1, 1, 1030)),
+    large=((1, 2, 128), (2, 2, 140), (1, 1100, 2), (1, 1, 4100)),
     vast=((2**24, 2, 70),),
     inputs=sequence_inputs,
     properties=(*POINTWISE, READ_ONCE),
@@ -190,7 +190,8 @@ ahead = Exercise(
         ),
         "too-few-blocks": Mistake(
             "How many blocks has this tuple when the line runs, and which index does the line use?",
-            "`now_a` gets the U blocks of a round once, before the loop over u. So its index is u, not t.",
+            "`now_a` gets the U blocks of a round once, before the loop over u. So its index is u, not t. "
+            "And each of U turns appends one to the new tuple: coming_a += (block,).",
             raises="tuple index",
         ),
     },

@@ -61,6 +61,38 @@ def unexplained_forgotten(host: float, device: float, traffic: float, arithmetic
     return {"entry": entry, "wall": max(host, device - max(traffic, arithmetic))}
 
 
+def by_device(choice: Callable[[dict[str, float]], str], unexplained: Callable[..., float]) -> Any:
+    """The device's entry chosen so, with an unexplained part of device, traffic and arithmetic like this."""
+
+    def gives(host: float, device: float, traffic: float, arithmetic: float) -> Entry:
+        if host >= device:
+            return {"entry": "host", "wall": device}
+        rest = unexplained(device, traffic, arithmetic)
+        parts = {"traffic": traffic, "arithmetic": arithmetic, "unexplained": rest}
+        entry = choice(parts)
+        return {"entry": entry, "wall": max(host, device - parts[entry])}
+
+    return gives
+
+
+def largest(parts: dict[str, float]) -> str:
+    return max(parts, key=lambda name: parts[name])
+
+
+def never_the_host(host: float, device: float, traffic: float, arithmetic: float) -> Entry:
+    """An entry of the device, also where the host takes longer."""
+    parts = parts_of(device, traffic, arithmetic)
+    entry = largest(parts)
+    return {"entry": entry, "wall": max(host, device - parts[entry])}
+
+
+def shorter_one(host: float, device: float, traffic: float, arithmetic: float) -> Entry:
+    """The host where it is the shorter one, and an entry of the device elsewhere."""
+    if host < device:
+        return {"entry": "host", "wall": device}
+    return never_the_host(host, device, traffic, arithmetic)
+
+
 def only_the_wall_is_wrong(calls: Sequence[Call]) -> bool:
     """Whether all entries are right, and some wall is not."""
     return all(
@@ -77,7 +109,7 @@ choose = Exercise(
         *((100.0, 40.0, 10.0, 5.0), (30.0, 200.0, 150.0, 10.0), (30.0, 200.0, 20.0, 130.0)),
         *((30.0, 200.0, 40.0, 30.0), (90.0, 100.0, 30.0, 20.0), (150.0, 200.0, 120.0, 30.0)),
         *((80.0, 100.0, 60.0, 10.0), (120.0, 110.0, 90.0, 5.0), (10.0, 200.0, 90.0, 60.0)),
-        *((0.0, 120.0, 40.0, 35.0), (0.0, 100.0, 40.0, 45.0)),
+        *((0.0, 120.0, 40.0, 35.0), (0.0, 100.0, 40.0, 45.0), (31.6, 20.7, 9.5, 3.3), (4.5, 30.4, 18.7, 6.2)),
     ),
     inputs=case_values("host", "device", "traffic", "arithmetic"),
     right="A ledger names the entry, and says how much a tool for it can bring at most.",
@@ -89,6 +121,30 @@ choose = Exercise(
         "host-forgotten": Mistake(
             "The host still takes its time: the wall is the longer one, whatever became of the device.",
             gives=host_forgotten,
+        ),
+        "shorter-one": Mistake(
+            "The two run at the same time, and the wall is the longer of them. Which one do you work on?",
+            gives=shorter_one,
+        ),
+        "never-host": Mistake(
+            "Where the host takes longer than the device, what would a faster kernel bring?",
+            "Nothing. There the entry is the host, and without it the wall would be the device's time.",
+            gives=never_the_host,
+        ),
+        "smallest": Mistake(
+            "Of the device's parts, which one can a tool shorten the most?",
+            "The largest: max(parts, key=parts.get).",
+            gives=by_device(
+                lambda parts: min(parts, key=lambda name: parts[name]), lambda d, t, a: d - t - a
+            ),
+        ),
+        "unexplained": Mistake(
+            "The device's time has three parts, and they add up to it. How large is the third?",
+            "device - traffic - arithmetic. The host has no part in it.",
+            gives=tuple(
+                by_device(largest, rest)
+                for rest in (lambda d, t, a: d - t, lambda d, t, a: d - a, lambda d, t, a: d - max(t, a))
+            ),
         ),
         "unexplained-forgotten": Mistake(
             "The device's time has three parts. Two are given: how large is the third?",
@@ -151,7 +207,7 @@ twice = Exercise(
     "twice",
     reference=states(),
     cases=((1, 2, 1), (2, 1, 5), (2, 5, 20)),
-    large=((1, 2, 128), (2, 3, 140), (1, 300, 8), (1, 1, 300), (2, 3, 5, 100.0)),
+    large=((1, 2, 128), (2, 3, 140), (1, 300, 8), (1, 1, 1100), (2, 3, 5, 100.0)),
     vast=((2**24, 2, 70),),
     inputs=gate_inputs,
     properties=(KERNEL, *POINTWISE, READ_ONCE),
