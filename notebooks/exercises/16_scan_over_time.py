@@ -165,7 +165,10 @@ scan = Exercise(
         "row-by-index": Mistake(
             "Rows of a block cannot be taken out by an index. Which sum over all rows is the last row?",
             "tl.sum(tl.where(step == STEPS - 1, states, 0.0), axis=0, keep_dims=True).",
-            raises=r"('int' object is not iterable|is not subscriptable|unsupported tensor index).*\n.*states?\[",
+            raises=(
+                r"('int' object is not iterable|is not subscriptable|unsupported tensor index)"
+                r".*\n.*states?\["
+            ),
         ),
         "carry-of-block": Mistake(
             "Carry on the last of the states, with all that was before the block in it, not the last of the "
