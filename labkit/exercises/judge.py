@@ -224,21 +224,16 @@ def judge(exercise: Exercise, answer: Any, file: Path) -> tuple[Finding, list[co
     done: list[Call] = []
     for number, (dtype, layout) in enumerate(phases):
         calls = [_call(exercise, answer, case, dtype, layout) for case in exercise.cases]
+        finding = _finding(exercise, calls, file)
+        # Large cases take seconds. They are for what small ones don't tell: whether it is right, or why not.
+        told = finding is not None and (finding.status == "error" or finding.mistake in exercise.mistakes)
         # PyTorch in a kernel's place would fill the memory with results of a thousand steps.
-        if not number and (exercise.dtypes == (None,) or any(call.launches.kernels for call in calls)):
+        launched = exercise.dtypes == (None,) or any(call.launches.kernels for call in calls)
+        if not number and launched and not told:
             calls += [_call(exercise, answer, case, dtype, layout) for case in exercise.large]
-        problem = engine.first_problem(exercise, calls)
-        if found := _reused_memory(done + calls):
+            finding = _finding(exercise, calls, file)
+        if found := _reused_memory(done + calls) or finding:
             return found, []
-        if problem is not None and problem.call.error is not None:
-            error, call = problem.call.error, str(problem.call)
-            return symptoms.of_exception(exercise, error, file, {}, call), []
-        if problem is not None:
-            finding = engine.explain(exercise, problem, calls)
-            if not finding.mistake:
-                known = replace(exercise, mistakes=symptoms.of(exercise, calls))
-                finding = engine.explain(known, problem, calls)
-            return finding, []
         done += calls
     first = [call for call in done if call.launches.kernels][:1] * REPEATED_CALLS
     again = [replace(call, got=exercise.call(answer, *call.passed.values())) for call in first]
@@ -246,6 +241,19 @@ def judge(exercise: Exercise, answer: Any, file: Path) -> tuple[Finding, list[co
         return found, []
     found, at_size = vast.run(exercise, answer, file)
     return (found, []) if found else (_right(exercise, done), _kernels(exercise, at_size, done))
+
+
+def _finding(exercise: Exercise, calls: list[Call], file: Path) -> Finding | None:
+    """What is wrong in these calls, and why; None where nothing is."""
+    problem = engine.first_problem(exercise, calls)
+    if problem is None:
+        return None
+    if problem.call.error is not None:
+        return symptoms.of_exception(exercise, problem.call.error, file, {}, str(problem.call))
+    finding = engine.explain(exercise, problem, calls)
+    if finding.mistake:
+        return finding
+    return engine.explain(replace(exercise, mistakes=symptoms.of(exercise, calls)), problem, calls)
 
 
 class _MadeAnywhere(TorchFunctionMode):

@@ -177,7 +177,7 @@ normed_ahead = Exercise(
     "a norm at every step, with loads ahead",
     "normed_ahead",
     reference=states_with(),
-    cases=((1, 1, 1), (1, 9, 5), (2, 5, 20)),
+    cases=((1, 1, 1), (1, 9, 5), (1, 16, 3), (2, 5, 20)),
     large=((1, 600, 5), (2, 33, 128), (1, 7, 300), (1, 2, 2100)),
     vast=((2**24, 2, 70),),
     **TRIED,
