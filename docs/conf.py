@@ -6,7 +6,6 @@ import nbformat
 from sphinx.application import Sphinx
 
 from labkit import notebooks, paths
-from labkit.run import pages
 
 project = "GPU performance, measured"
 author = "the labkit contributors"
@@ -44,6 +43,14 @@ html_theme_options = {
 }
 
 
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+def without_widgets(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
+    """Outputs without widget views, which show an error on a page without a kernel; static copies stay."""
+    return [output for output in outputs if WIDGET_VIEW not in output.get("data", {})]
+
+
 def empty(output: nbformat.NotebookNode) -> bool:
     """Whether it is the verdict on an exercise that nobody has tried, which says nothing to a reader."""
     return ": not attempted." in output.get("data", {}).get("text/plain", "")
@@ -61,7 +68,7 @@ def fold(app: Sphinx, docname: str, source: list[str]) -> None:
         cells.append(cell)
         if cell.cell_type != "code":
             continue
-        cell.outputs = pages.without_widgets(cell.outputs)
+        cell.outputs = without_widgets(cell.outputs)
         tags = notebooks.tags(cell)
         folded = cell.metadata.get("jupyter", {})
         if "setup" in tags or folded.get("source_hidden"):

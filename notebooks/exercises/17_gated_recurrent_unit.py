@@ -136,7 +136,7 @@ gru = Exercise(
         "columns-lost": Mistake(
             "`n` holds the columns. Which line of yours has put something else there?",
             "Call the candidate by another name.",
-            raises=r"operands of type pointer<[^\n]*\n[^\n]*tl\.store\([^\n]*\bn\b",
+            raises=r"operands of type pointer<[^\n]*\n[^\n]*tl\.(?:store|load)\([^\n]*\bn\b",
         ),
         "not-turned": Mistake(
             "tl.dot(h, w) adds up along w's rows, the old features. Load it as rnn_kernel does, turned: "
