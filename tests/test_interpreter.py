@@ -281,6 +281,24 @@ def test_an_observer_is_told_of_what_happens_in_its_order():
     assert len(other.seen) == len(notes.seen)
 
 
+@triton.jit
+def larger_kernel(x, y, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    value = tl.load(x + at)
+    tl.store(y + at, tl.maximum(value, -1.0))
+    tl.store(y + BLOCK + at, tl.minimum(value, 1.0))
+    tl.store(y + 2 * BLOCK + at, tl.maximum(value, -1.0, propagate_nan=tl.PropagateNan.ALL))
+
+
+def test_the_larger_of_nan_and_a_number_is_the_number_unless_nan_is_asked_for():
+    """On a GPU and in the interpreter alike: what hides a NaN there hides it here."""
+    x = torch.full((16,), torch.nan, device=gpu.device())
+    y = torch.zeros(48, device=gpu.device())
+    larger_kernel[(1,)](x, y, BLOCK=16)
+    larger, smaller, asked = y.view(3, 16)
+    assert (larger == -1).all() and (smaller == 1).all() and asked.isnan().all()
+
+
 # ---- imports, in a process of its own ----------------------------------------------------------------------
 
 

@@ -24,7 +24,7 @@ from labkit.measure.launch_counts import Recorded
 from labkit.work import Shape
 
 ALTERNATING = "every other input transposed"
-"""A layout of which each input has its own: addresses made with the strides of another one are wrong."""
+"""A layout for inputs together: what takes its addresses from the strides of another input is wrong in it."""
 JudgeStatus = Literal["not attempted", "right", "wrong", "error", "stopped", "crashed", "interrupted"]
 
 

@@ -222,7 +222,7 @@ HALF_PRODUCTS = Property("wide-products", _half_products, *common_hints.WIDE_PRO
 ROUNDED_ONCE = Property("rounded-twice", _rounded_once, *common_hints.ROUNDED_TWICE, before_values=True)
 KERNEL_CASES: dict[str, Any] = {
     "dtypes": DTYPES,
-    "layouts": ("contiguous", "transposed", "strided", ALTERNATING),
+    "layouts": ("contiguous", "transposed", ALTERNATING, "strided"),  # the last one is called again
 }
 """How the kernel of most exercises is tried."""
 ALL_STORED = (STORED_OVER, UNWRITTEN, NOTHING_STORED, NO_OTHER)
